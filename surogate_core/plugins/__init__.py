@@ -1,0 +1,26 @@
+"""Plugins: hook specifications, discovery, and the registries of everything that is one of several."""
+
+from __future__ import annotations
+
+from ..errors import PluginError
+from .hookspecs import Register, hookimpl
+from .manager import PluginManager, PluginReport, get_manager
+from .records import Backend, OutputEvent, OutputParser, OutputStream, Strategy, Tracker, TrackerFactory
+from .registry import Registry
+
+__all__ = [
+    "Backend",
+    "OutputEvent",
+    "OutputParser",
+    "OutputStream",
+    "PluginError",
+    "PluginManager",
+    "PluginReport",
+    "Register",
+    "Registry",
+    "Strategy",
+    "Tracker",
+    "TrackerFactory",
+    "get_manager",
+    "hookimpl",
+]
