@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ..errors import PluginError
-from .records import KERNEL_CAPSULE, Backend, Strategy
+from .records import KERNEL_CAPSULES, Backend, Strategy
 
 
 def _describe(item: object) -> str:
@@ -75,9 +75,11 @@ def check_kernel_library(name: str, item: object) -> None:
         raise PluginError(f"kernel library {name!r} is {_describe(item)}, neither a path nor a capsule")
     get_name = ctypes.pythonapi.PyCapsule_GetName
     get_name.restype, get_name.argtypes = ctypes.c_char_p, [ctypes.py_object]
-    capsule_name = get_name(item)
-    if capsule_name != KERNEL_CAPSULE.encode():
-        raise PluginError(f"kernel library {name!r} is a capsule named {capsule_name!r}, not {KERNEL_CAPSULE!r}")
+    capsule_name = (get_name(item) or b"").decode(errors="replace")
+    if capsule_name not in KERNEL_CAPSULES:
+        raise PluginError(
+            f"kernel library {name!r} is a capsule named {capsule_name!r}, not {' or '.join(map(repr, KERNEL_CAPSULES))}"
+        )
 
 
 def check_parser(name: str, item: object) -> None:

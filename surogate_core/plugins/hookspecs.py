@@ -72,9 +72,10 @@ def surogate_kernel_libraries(register: Register[KernelLibrary]) -> None:
     """Kernel libraries: native functions for ops of the core or of a plugin.
 
     `register(name, library)`: `library` is either the path of a shared library that exports `sg_kernel_library_v1`, or
-    a capsule named "surogate.kernel_library_v1" that points to such a function or to a filled `sg_kernel_library`
-    (surogate/abi.h). However it is bound (pybind11, nanobind, ctypes), only that C struct reaches the engine.
-    Checked here: the path is a file, or the capsule has that name. Checked by the engine on loading: the ABI's version.
+    a capsule: one named "surogate.kernel_library_v1" points to a filled `sg_kernel_library` (surogate/abi.h), one named
+    "surogate.kernel_library_fn_v1" to a function that fills it. However it is bound (pybind11, nanobind, ctypes), only
+    that C struct reaches the engine.
+    Checked here: the path is a file, or the capsule has such a name. Checked by the engine on loading: the ABI's version.
     """
 
 

@@ -13,13 +13,14 @@ import re
 import threading
 import traceback
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any, Literal
 
 import importlib_metadata
 import pluggy
 
 from .. import __version__
-from ..errors import PluginError
+from ..errors import EngineError, PluginError
 from . import builtin, hookspecs
 from .checks import KINDS
 from .registry import Registry, nearest
@@ -67,6 +68,7 @@ class _Plugin:
     report: PluginReport
     implementation: object = None
     calls: dict[str, Callable[..., Any]] = dataclasses.field(default_factory=dict)
+    kernels_loaded: bool = False
 
 
 def _normal(name: str) -> str:
@@ -100,6 +102,7 @@ class PluginManager:
         self._hooks.add_hookspecs(hookspecs)
         self._plugins: list[_Plugin] = []
         self._loaded = False
+        self._named: list[str] = []
         self._filled: set[str] = set()
         self._registries: dict[str, Registry[Any]] = {
             hook: Registry(noun, check, self._failures) for hook, (noun, check) in KINDS.items()
@@ -183,7 +186,8 @@ class PluginManager:
                     discovered = report.entry_point and not report.built_in
                     if discovered and report.status == "loaded" and not self._is_allowed(report, allowed):
                         self._retire(plugin, "not allowed", "the configuration's `plugins:` does not list it")
-            for name in allowed or ():
+            self._named = allowed or []
+            for name in self._named:
                 self.require(name)
 
     def register(self, implementation: object, name: str, version: str = "") -> None:
@@ -239,6 +243,38 @@ class PluginManager:
                     }
             core, *others = [plugin.report for plugin in self._plugins]
             return [dataclasses.replace(core, **broken), *others]
+
+    def load_kernels(self) -> None:
+        """Hands the plugins' kernel libraries, and those of their backends that this machine has, to the engine, once.
+
+        A library that the engine refuses makes its plugin fail. Raises `PluginError` for a plugin that `load` was told
+        to use.
+        """
+        with self._lock:
+            libraries = dict(self.kernel_libraries.items())
+            backends = {name: backend.library for name, backend in self.backends.items() if not backend.unavailable()}
+            for plugin in self._plugins:
+                provides = plugin.report.provides
+                owned = [libraries[name] for name in provides.get("surogate_kernel_libraries", ())]
+                owned += [backends[name] for name in provides.get("surogate_backends", ()) if name in backends]
+                if plugin.report.built_in or plugin.kernels_loaded or not owned:
+                    continue
+                self._hand_over(plugin, owned)
+
+    def _hand_over(self, plugin: _Plugin, libraries: list[Any]) -> None:
+        from ..engine import load_library, register_library
+
+        try:
+            for library in libraries:
+                if isinstance(library, (str, Path)):
+                    load_library(library)
+                else:
+                    register_library(library, plugin.report.label)
+            plugin.kernels_loaded = True
+        except EngineError as error:
+            self._fail(plugin, error)
+            if any(plugin.report.answers_to(name) for name in self._named):
+                raise PluginError(f"plugin {plugin.report.label} is failed: {plugin.report.reason}") from error
 
     def _discover(self, allowed: list[str] | None) -> None:
         found = importlib_metadata.entry_points(group=self._group)

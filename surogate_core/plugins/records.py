@@ -12,7 +12,8 @@ KernelLibrary: TypeAlias = Union[str, Path, object]
 # A function with typed parameters, or a typer.Typer.
 CliCommand: TypeAlias = object
 
-KERNEL_CAPSULE = "surogate.kernel_library_v1"
+# What a capsule may point to: a filled sg_kernel_library, or a function that fills one.
+KERNEL_CAPSULES = ("surogate.kernel_library_v1", "surogate.kernel_library_fn_v1")
 
 
 def always_available() -> str | None:

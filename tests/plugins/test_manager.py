@@ -219,7 +219,7 @@ def test_kernel_libraries_are_files_or_rightly_named_capsules(tmp_path):
     library.touch()
     check("tidy", library)
     check("tidy", capsule(CAPSULE_NAME))
-    with pytest.raises(PluginError, match="capsule named b'dltensor'"):
+    with pytest.raises(PluginError, match="capsule named 'dltensor'"):
         check("tidy", capsule(OTHER_NAME))
     with pytest.raises(PluginError, match="neither a path nor a capsule"):
         check("tidy", 5)
