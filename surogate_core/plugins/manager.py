@@ -28,7 +28,9 @@ from .registry import Registry, nearest
 # This package's own name: "surogate_core", or whatever a package that vendors it calls it.
 CORE_PACKAGE = __name__.rsplit(".", 2)[0]
 # A vendored core has a group of its own: plugins built on the public core are made of other classes than it knows.
-ENTRY_POINT_GROUP = hookspecs.PROJECT if CORE_PACKAGE == "surogate_core" else CORE_PACKAGE
+_VENDORED = CORE_PACKAGE != "surogate_core"
+ENTRY_POINT_GROUP = CORE_PACKAGE if _VENDORED else hookspecs.PROJECT
+CORE_DISTRIBUTION = CORE_PACKAGE if _VENDORED else "surogate-core"
 
 Status = Literal["loaded", "failed", "not allowed"]
 
@@ -107,7 +109,7 @@ class PluginManager:
         self._registries: dict[str, Registry[Any]] = {
             hook: Registry(noun, check, self._failures) for hook, (noun, check) in KINDS.items()
         }
-        core = PluginReport("core", CORE_PACKAGE.replace("_", "-"), __version__, builtin.__name__, built_in=True)
+        core = PluginReport("core", CORE_DISTRIBUTION, __version__, builtin.__name__, built_in=True)
         self._add(core, builtin)
 
     # Registries

@@ -1,0 +1,65 @@
+# make demo    set up, build, then fine-tune, merge, export and ask SmolLM2-135M (QUICK=1: half the data)
+# make test    set up, build, then run the whole CPU test-suite (ARGS='-k packing' goes to pytest)
+# make native  rebuild the native code after a change
+# make clean   remove everything that the above made, the virtual environment included
+#
+# Needed beforehand, and named when missing: Python 3.11 or later with venv and headers, and a C++20 compiler.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.ONESHELL:
+.DEFAULT_GOAL := help
+.PHONY: help demo test native clean
+
+VENV := .venv
+PY := $(VENV)/bin/python
+BUILD := build/editable
+PLUGINS := $(sort $(dir $(wildcard plugins/*/pyproject.toml)))
+PROJECTS := pyproject.toml $(addsuffix pyproject.toml,$(PLUGINS))
+NATIVE_SETUP := CMakeLists.txt $(wildcard cmake/*) $(wildcard native/*/CMakeLists.txt native/*/*/CMakeLists.txt)
+PIP := $(PY) -m pip --disable-pip-version-check install --quiet
+# A list of requirements out of pyproject.toml, where each is written once: $(call LISTED,table key ...)
+LISTED = $(PY) -c 'import functools, sys, tomllib; print(*functools.reduce(dict.get, sys.argv[1:], \
+  tomllib.load(open("pyproject.toml", "rb"))), sep="\n")' $(1)
+
+help:
+	@sed -n 's/^# \(make .*\)/\1/p' Makefile
+
+demo: native
+	@$(PY) examples/notes/demo.py $(if $(QUICK),--quick)
+
+test: native $(VENV)/.test-ready
+	@$(PY) -m pytest -n 2 tests $(addsuffix tests,$(PLUGINS)) $(ARGS)
+
+# ninja does not lock its folder, so two makes at once wait for each other here.
+native: $(VENV)/.core-ready
+	@flock $(BUILD)/.make-lock $(VENV)/bin/cmake --build $(BUILD) -- --quiet
+
+$(VENV)/.core-ready: $(PY) $(PROJECTS) $(NATIVE_SETUP)
+	@echo "== installing what the core needs, building it, and installing the plugins (a minute or two)"
+	$(call LISTED,build-system requires) > $(VENV)/requirements.txt
+	$(PIP) -r $(VENV)/requirements.txt 'cmake>=3.26' 'hatchling>=1.25'
+	$(PIP) --no-build-isolation -e .
+	$(PIP) --no-build-isolation $(addprefix -e ./,$(PLUGINS))
+	touch $@
+
+$(VENV)/.test-ready: $(VENV)/.core-ready
+	@echo "== installing what the tests compare with (torch, transformers, peft)"
+	$(call LISTED,project optional-dependencies test) > $(VENV)/requirements-test.txt
+	$(PIP) -r $(VENV)/requirements-test.txt
+	touch $@
+
+$(PY):
+	@need() { echo "make: $$1. On Debian: apt-get install $$2" >&2; exit 1; }
+	python=""
+	for candidate in python3.11 python3.12 python3.13 python3.14 python3; do
+	  if "$$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then python="$$candidate"; break; fi
+	done
+	[ -n "$$python" ] || need "no Python 3.11 or later was found" "python3 python3-venv python3-dev"
+	"$$python" -c 'import ensurepip, venv' 2>/dev/null || need "$$python cannot make virtual environments" "python3-venv"
+	header="$$("$$python" -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h"
+	[ -f "$$header" ] || need "there is no $$header" "python3-dev"
+	command -v c++ >/dev/null || need "no C++ compiler was found" "g++"
+	"$$python" -m venv --clear $(VENV)
+
+clean:
+	rm -rf $(VENV) build surogate_core/lib surogate_core/include surogate_core/_native*.so
