@@ -1,0 +1,49 @@
+"""Where the files that a configuration names are looked for."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import ConfigError
+from .tree import Where
+
+_FILE_SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".txt", ".md", ".parquet", ".gz")
+
+
+@dataclass(frozen=True)
+class Places:
+    """`folder`: the configuration file's own."""
+
+    folder: Path
+
+    def candidates(self, name: str, where: Where) -> list[Path]:
+        """The paths to try, in order: beside the file and then the working directory; for overrides the other way."""
+        expanded = Path(os.path.expanduser(name))
+        if expanded.is_absolute():
+            return [expanded]
+        roots = [self.folder, Path.cwd()] if where.line else [Path.cwd(), self.folder]
+        return list(dict.fromkeys(root / expanded for root in roots))
+
+    def existing(self, name: str, where: Where) -> str | None:
+        """The first candidate that exists, as an absolute path."""
+        return next((str(path.resolve()) for path in self.candidates(name, where) if path.exists()), None)
+
+    def find(self, name: str, where: Where, key: str, hint: str | None = None) -> str:
+        """The absolute path of an existing file or folder. Raises `ConfigError` with what was tried."""
+        found = self.existing(name, where)
+        if found is None:
+            tried = " and ".join(str(path) for path in self.candidates(name, where))
+            raise ConfigError(f"{where}: `{key}`: {name} does not exist (tried {tried})", hint)
+        return found
+
+    def find_model(self, name: str, where: Where) -> str:
+        """The absolute path of the model."""
+        hint = "`surogate fetch-default-model` fetches a small model and prints its path. Models are not downloaded by name."
+        return self.find(name, where, "model", hint)
+
+    def find_dataset(self, name: str, where: Where, key: str) -> str:
+        """The absolute path of a data set, or the name itself where it can be one of the hub's."""
+        local = name.startswith((".", "/", "~")) or name.endswith(_FILE_SUFFIXES) or name.count("/") != 1
+        return self.find(name, where, key) if local else self.existing(name, where) or name
