@@ -51,7 +51,6 @@ DROPOUT = Op(
     name="dropout",
     doc="y = x / (1 - p) where the random word of the element's index is at least p * 2^32, else 0. Word i of the "
     "stream is word i % 4 of Philox4x32-10 at counter (i / 4, stream_id) keyed by the seed.",
-    "is word i % 4 of Philox4x32-10 at counter (i / 4, stream_id) keyed by the seed.",
     inputs=(Operand("x", "[...]"), Operand("seed", "i32 [2]")),
     outputs=(Operand("y", "[...], in x's dtype"),),
     attrs={

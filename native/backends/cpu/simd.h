@@ -182,4 +182,34 @@ inline vf vtanh(vf x) {
 
 inline vf vsigmoid(vf x) { return vdiv(vset(1.0f), vadd(vset(1.0f), vexp(vsub(vzero(), x)))); }
 
+// f16 is a storage type only: weights and casts.
+struct f16 {
+  uint16_t bits;
+};
+
+inline vf vload(const f16 *p) {
+#if defined(__AVX512F__)
+  return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(p)));
+#else
+  return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p)));
+#endif
+}
+inline void vstore(f16 *p, vf v) {
+#if defined(__AVX512F__)
+  _mm256_storeu_si256(reinterpret_cast<__m256i *>(p), _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+#else
+  _mm_storeu_si128(reinterpret_cast<__m128i *>(p), _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+#endif
+}
+inline vf vload_n(const f16 *p, int n) {
+  f16 lanes[kLanes] = {};
+  std::memcpy(lanes, p, static_cast<size_t>(n) * sizeof(f16));
+  return vload(lanes);
+}
+inline void vstore_n(f16 *p, vf v, int n) {
+  f16 lanes[kLanes];
+  vstore(lanes, v);
+  std::memcpy(p, lanes, static_cast<size_t>(n) * sizeof(f16));
+}
+
 }  // namespace sg::cpu::SG_ISA

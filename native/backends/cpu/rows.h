@@ -1,0 +1,70 @@
+// For kernels that move bytes: choosing a template by the operands' types, walking a row vector by vector, and operands
+// whose rows lie apart (a slice of a wider product).
+#pragma once
+
+#include "kernel.h"
+#include "simd.h"
+
+#define SG_FLATTEN __attribute__((always_inline))
+
+namespace sg::cpu::SG_ISA {
+
+// body(T{}) with the element type of an operand that `supports` found to be f32 or bf16.
+template <class Body>
+inline void with_type(const sg_tensor *t, Body &&body) {
+  if (t->dtype == SG_BF16) {
+    body(bf16{});
+  } else {
+    body(float{});
+  }
+}
+
+// The first n elements at p. With n the constant kLanes, as in all but a row's last step, the choice is the compiler's.
+template <class T>
+SG_FLATTEN inline vf vload_upto(const T *p, int n) {
+  return n == kLanes ? vload(p) : vload_n(p, n);
+}
+template <class T>
+SG_FLATTEN inline void vstore_upto(T *p, vf v, int n) {
+  if (n == kLanes) {
+    vstore(p, v);
+  } else {
+    vstore_n(p, v, n);
+  }
+}
+
+// step(i, n) for i = 0, kLanes, ...: n = kLanes, and once what is left. Mark the lambda SG_FLATTEN.
+template <class Step>
+SG_FLATTEN inline void for_vectors(int64_t count, Step &&step) {
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) step(i, kLanes);
+  if (i < count) step(i, static_cast<int>(count - i));
+}
+
+// All axes but the first are dense; rows may be apart, and don't overlap.
+inline bool has_dense_rows(const sg_tensor *t) {
+  int64_t expected = 1;
+  for (int i = t->rank - 1; i >= 1; --i) {
+    if (t->shape[i] != 1 && t->strides[i] != expected) return false;
+    expected *= t->shape[i];
+  }
+  return t->rank == 0 || t->shape[0] <= 1 || t->strides[0] >= expected;
+}
+
+inline bool same_shape(const sg_tensor *a, const sg_tensor *b) {
+  if (a->rank != b->rank) return false;
+  for (int i = 0; i < a->rank; ++i) {
+    if (a->shape[i] != b->shape[i]) return false;
+  }
+  return true;
+}
+
+// The first index that is outside [0, limit), or -1. Checked before a gather: an index is data, never trusted.
+inline int64_t find_outside(const int32_t *indices, int64_t count, int64_t limit) {
+  for (int64_t i = 0; i < count; ++i) {
+    if (indices[i] < 0 || indices[i] >= limit) return i;
+  }
+  return -1;
+}
+
+}  // namespace sg::cpu::SG_ISA
