@@ -1,0 +1,309 @@
+// Our own matrix product: C[M, N] = alpha * A[M, K] B[K, N] + bias[N] + addend[M, N], with fp32 sums.
+//
+// It is cut into tasks of (row block x column panel) by shape alone. A task packs its panel of B into the worker's
+// workspace, decoding it on the way (B may be a quantised weight read in place), and multiplies all its rows of A with
+// it. What is done with a packed panel is the `Micro` parameter: fp32 vectors here, bf16 pairs and tiles in other files.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "kernel.h"
+#include "quant.h"
+#include "simd.h"
+
+namespace sg::cpu::SG_ISA {
+
+// A: element (row, k) is data[row * stride + k], or data[k * stride + row] when transposed. f32 or bf16.
+struct MatrixA {
+  const void *data;
+  int32_t dtype;
+  int64_t stride;
+  bool transposed;
+};
+
+// B: element (k, column). By rows: row `k` of a stored matrix holds the columns; otherwise row `column` holds the k.
+struct MatrixB {
+  const void *data;
+  int32_t dtype;
+  int64_t row_bytes;
+  bool by_rows;
+  // Whole blocks only: `first` is a multiple of the block.
+  const uint8_t *at(int64_t row, int64_t first) const {
+    return static_cast<const uint8_t *>(data) + row * row_bytes + SG_ISA::row_bytes(dtype, first);
+  }
+};
+
+// What becomes of the sums. The addend has the output's dtype and may be the output itself.
+struct Epilogue {
+  float alpha;
+  const void *bias;
+  int32_t bias_dtype;
+  const void *addend;
+  void *out;
+  int32_t out_dtype;
+  int64_t stride;
+
+  template <class T>
+  void apply(int64_t row, int64_t column, int n, const float *sums) const {
+    T *y = static_cast<T *>(out) + row * stride + column;
+    const T *plus = addend == nullptr ? nullptr : static_cast<const T *>(addend) + row * stride + column;
+    for (int i = 0; i < n; i += kLanes) {
+      const int lanes = std::min(kLanes, n - i);
+      vf v = vmul(vload_n(sums + i, lanes), vset(alpha));
+      if (bias != nullptr) {
+        v = vadd(v, bias_dtype == SG_F32 ? vload_n(static_cast<const float *>(bias) + column + i, lanes)
+                                         : vload_n(static_cast<const bf16 *>(bias) + column + i, lanes));
+      }
+      if (plus != nullptr) v = vadd(v, vload_n(plus + i, lanes));
+      vstore_n(y + i, v, lanes);
+    }
+  }
+  void operator()(int64_t row, int64_t column, int n, const float *sums) const {
+    if (out_dtype == SG_F32) apply<float>(row, column, n, sums);
+    else apply<bf16>(row, column, n, sums);
+  }
+};
+
+// dst[j][i] = src[i][j] for a square of kLanes 32-bit elements.
+inline void transpose_square(const float *src, int64_t src_stride, float *dst, int64_t dst_stride) {
+#if defined(__AVX512F__)
+  __m512 r[16], t[16];
+  for (int i = 0; i < 16; ++i) r[i] = _mm512_loadu_ps(src + i * src_stride);
+  for (int i = 0; i < 16; i += 2) {
+    t[i] = _mm512_unpacklo_ps(r[i], r[i + 1]);
+    t[i + 1] = _mm512_unpackhi_ps(r[i], r[i + 1]);
+  }
+  for (int i = 0; i < 16; i += 4) {
+    for (int j = 0; j < 2; ++j) {
+      __m512d a = _mm512_castps_pd(t[i + j]), b = _mm512_castps_pd(t[i + j + 2]);
+      r[i + 2 * j] = _mm512_castpd_ps(_mm512_unpacklo_pd(a, b));
+      r[i + 2 * j + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(a, b));
+    }
+  }
+  for (int j = 0; j < 4; ++j) {  // r[4 g + j]: column 4 lane + j of rows 4 g .. 4 g + 3
+    t[j] = _mm512_shuffle_f32x4(r[j], r[4 + j], 0x88);
+    t[4 + j] = _mm512_shuffle_f32x4(r[8 + j], r[12 + j], 0x88);
+    t[8 + j] = _mm512_shuffle_f32x4(r[j], r[4 + j], 0xdd);
+    t[12 + j] = _mm512_shuffle_f32x4(r[8 + j], r[12 + j], 0xdd);
+  }
+  for (int j = 0; j < 4; ++j) {
+    _mm512_storeu_ps(dst + j * dst_stride, _mm512_shuffle_f32x4(t[j], t[4 + j], 0x88));
+    _mm512_storeu_ps(dst + (8 + j) * dst_stride, _mm512_shuffle_f32x4(t[j], t[4 + j], 0xdd));
+    _mm512_storeu_ps(dst + (4 + j) * dst_stride, _mm512_shuffle_f32x4(t[8 + j], t[12 + j], 0x88));
+    _mm512_storeu_ps(dst + (12 + j) * dst_stride, _mm512_shuffle_f32x4(t[8 + j], t[12 + j], 0xdd));
+  }
+#else
+  __m256 r[8], t[8];
+  for (int i = 0; i < 8; ++i) r[i] = _mm256_loadu_ps(src + i * src_stride);
+  for (int i = 0; i < 8; i += 2) {
+    t[i] = _mm256_unpacklo_ps(r[i], r[i + 1]);
+    t[i + 1] = _mm256_unpackhi_ps(r[i], r[i + 1]);
+  }
+  for (int i = 0; i < 8; i += 4) {
+    r[i] = _mm256_shuffle_ps(t[i], t[i + 2], 0x44);
+    r[i + 1] = _mm256_shuffle_ps(t[i], t[i + 2], 0xee);
+    r[i + 2] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0x44);
+    r[i + 3] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0xee);
+  }
+  for (int j = 0; j < 4; ++j) {
+    _mm256_storeu_ps(dst + j * dst_stride, _mm256_permute2f128_ps(r[j], r[4 + j], 0x20));
+    _mm256_storeu_ps(dst + (4 + j) * dst_stride, _mm256_permute2f128_ps(r[j], r[4 + j], 0x31));
+  }
+#endif
+}
+
+constexpr int64_t round_up(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
+
+// fp32 vectors. A strip is kStrip columns; a tile of kTileRows x kStrip sums stays in registers.
+struct FloatMicro {
+  static constexpr int kVectors = kLanes == 16 ? 4 : 2, kStrip = kVectors * kLanes, kTileRows = 6, kGroup = 48;
+  static constexpr int64_t kMaxContraction = 512;  // elements of K packed at once; a multiple of every block
+  using Packed = float;
+
+  static int64_t padded_contraction(int64_t k) { return round_up(k, kLanes); }
+  // Floats of scratch that packing wants.
+  static int64_t scratch_floats() { return std::max<int64_t>(kGroup, kLanes) * kMaxContraction; }
+
+  // One strip, [k][kStrip]; columns at or past `columns` are zero. by_rows: `rows` holds decoded rows of `stride`.
+  static void pack_from_rows(const float *rows, int64_t stride, int64_t kc, int columns, float *strip) {
+    for (int64_t k = 0; k < kc; ++k) {
+      for (int i = 0; i < kStrip; i += kLanes) {
+        vstore(strip + k * kStrip + i, vload_n(rows + k * stride + i, std::clamp(columns - i, 0, kLanes)));
+      }
+    }
+  }
+  static void pack_b(const MatrixB &b, int64_t k0, int64_t kc, int64_t column, int64_t columns, float *packed,
+                     float *scratch) {
+    const int64_t padded = padded_contraction(kc);
+    for (int64_t c = 0; c < columns; c += kStrip, packed += padded * kStrip) {
+      if (b.by_rows) {
+        // Blocks of 256 make one decode serve several strips, so rows are decoded panel by panel below.
+        pack_strip_by_rows(b, k0, kc, column, c, columns, packed, scratch);
+        continue;
+      }
+      for (int group = 0; group < kVectors; ++group) {
+        for (int i = 0; i < kLanes; ++i) {
+          const int64_t n = c + group * kLanes + i;
+          float *row = scratch + i * padded;
+          int64_t filled = 0;
+          if (n < columns) {
+            decode_row(b.dtype, b.at(column + n, k0), kc, row);
+            filled = kc;
+          }
+          std::fill(row + filled, row + padded, 0.0f);
+        }
+        for (int64_t k = 0; k < padded; k += kLanes) {
+          transpose_square(scratch + k, padded, packed + k * kStrip + group * kLanes, kStrip);
+        }
+      }
+    }
+  }
+  static void pack_strip_by_rows(const MatrixB &b, int64_t k0, int64_t kc, int64_t column, int64_t c, int64_t columns,
+                                 float *strip, float *scratch) {
+    // Decoding starts at a block boundary and covers whole blocks.
+    const int64_t block = with_block(b.dtype);
+    const int64_t first = (column + c) / block * block, skip = column + c - first;
+    const int width = static_cast<int>(std::min<int64_t>(kStrip, columns - c));
+    const int64_t span = round_up(skip + width, block);
+    for (int64_t k = 0; k < kc; ++k) {
+      decode_row(b.dtype, b.at(k0 + k, first), span, scratch);
+      pack_from_rows(scratch + skip, 0, 1, width, strip + k * kStrip);
+    }
+  }
+  static int64_t with_block(int32_t dtype) {
+    int64_t block = 1;
+    with_format(dtype, [&](auto tag) { block = decltype(tag)::type::kElements; });
+    return block;
+  }
+
+  // Rows [row, row + rows) x [k0, k0 + kc) of A as floats: where they lie, or copied into `scratch`.
+  struct Rows {
+    const float *data;
+    int64_t stride;
+  };
+  static Rows take_a(const MatrixA &a, int64_t row, int rows, int64_t k0, int64_t kc, float *scratch) {
+    if (a.dtype == SG_F32 && !a.transposed) {
+      return {static_cast<const float *>(a.data) + row * a.stride + k0, a.stride};
+    }
+    auto copy = [&](const auto *source) {
+      if (!a.transposed) {
+        for (int i = 0; i < rows; ++i) {
+          const auto *from = source + (row + i) * a.stride + k0;
+          for (int64_t k = 0; k < kc; k += kLanes) {
+            const int lanes = static_cast<int>(std::min<int64_t>(kLanes, kc - k));
+            vstore_n(scratch + i * kc + k, vload_n(from + k, lanes), lanes);
+          }
+        }
+        return;
+      }
+      for (int64_t k = 0; k < kc; ++k) {
+        const auto *from = source + (k0 + k) * a.stride + row;
+        for (int i = 0; i < rows; ++i) scratch[i * kc + k] = to_float(from[i]);
+      }
+    };
+    if (a.dtype == SG_F32) copy(static_cast<const float *>(a.data));
+    else copy(static_cast<const bf16 *>(a.data));
+    return {scratch, kc};
+  }
+
+  template <int kRows>
+  static void tile(const float *a, int64_t a_stride, const float *strip, int64_t kc, float *sums, int64_t sums_stride,
+                   bool add) {
+    vf c[kRows][kVectors];
+    for (int i = 0; i < kRows; ++i) {
+      for (int j = 0; j < kVectors; ++j) c[i][j] = add ? vload(sums + i * sums_stride + j * kLanes) : vzero();
+    }
+    for (int64_t k = 0; k < kc; ++k, strip += kStrip) {
+      vf b[kVectors];
+      for (int j = 0; j < kVectors; ++j) b[j] = vload(strip + j * kLanes);
+      for (int i = 0; i < kRows; ++i) {
+        const vf x = vset(a[i * a_stride + k]);
+        for (int j = 0; j < kVectors; ++j) c[i][j] = vfma(x, b[j], c[i][j]);
+      }
+    }
+    for (int i = 0; i < kRows; ++i) {
+      for (int j = 0; j < kVectors; ++j) vstore(sums + i * sums_stride + j * kLanes, c[i][j]);
+    }
+  }
+
+  // sums[rows][panel] (+)= rows of A times the packed panel of `strips` strips.
+  static void multiply(const Rows &a, int rows, const float *packed, int64_t strips, int64_t kc, float *sums,
+                       int64_t sums_stride, bool add) {
+    const int64_t padded = padded_contraction(kc);
+    for (int64_t s = 0; s < strips; ++s) {
+      const float *strip = packed + s * padded * kStrip;
+      for (int i = 0; i < rows; i += kTileRows) {
+        const float *x = a.data + i * a.stride;
+        float *out = sums + i * sums_stride + s * kStrip;
+        switch (std::min(kTileRows, rows - i)) {
+          case 6: tile<6>(x, a.stride, strip, kc, out, sums_stride, add); break;
+          case 5: tile<5>(x, a.stride, strip, kc, out, sums_stride, add); break;
+          case 4: tile<4>(x, a.stride, strip, kc, out, sums_stride, add); break;
+          case 3: tile<3>(x, a.stride, strip, kc, out, sums_stride, add); break;
+          case 2: tile<2>(x, a.stride, strip, kc, out, sums_stride, add); break;
+          default: tile<1>(x, a.stride, strip, kc, out, sums_stride, add); break;
+        }
+      }
+    }
+  }
+};
+
+// How a product is cut: by its shape (and the block of B) alone.
+template <class Micro>
+struct Gemm {
+  int64_t m, n, k;
+  int64_t panel, block_rows;
+
+  Gemm(int64_t m_, int64_t n_, int64_t k_, bool wide_blocks) : m(m_), n(n_), k(k_) {
+    // A panel that covers whole blocks of 256 is decoded once; narrow outputs get fewer rows a task to fill two cores.
+    panel = wide_blocks ? 256 : (n >= 1024 ? 128 : 64);
+    panel = std::min(panel, round_up(n, Micro::kStrip));
+    block_rows = n <= 128 ? 256 : 1024;
+  }
+  int64_t panels() const { return n == 0 ? 0 : (n + panel - 1) / panel; }
+  int64_t tasks() const { return m == 0 ? 0 : (m + block_rows - 1) / block_rows * panels(); }
+  int64_t chunk() const { return std::min(k, Micro::kMaxContraction); }
+
+  // Bytes of one worker's workspace: the packed panel, scratch, sums.
+  int64_t packed_bytes() const {
+    return round_up(Micro::padded_contraction(chunk()) * panel * static_cast<int64_t>(sizeof(typename Micro::Packed)), 64);
+  }
+  int64_t scratch_bytes() const { return round_up(Micro::scratch_floats() * 4, 64); }
+  int64_t sums_rows() const { return k > Micro::kMaxContraction ? std::min(round_up(m, Micro::kGroup), block_rows + Micro::kGroup) : Micro::kGroup; }
+  int64_t worker_bytes() const { return packed_bytes() + scratch_bytes() + round_up(sums_rows() * panel * 4, 64); }
+
+  void run_task(int64_t task, char *workspace, const MatrixA &a, const MatrixB &b, const Epilogue &finish) const {
+    auto *packed = reinterpret_cast<typename Micro::Packed *>(workspace);
+    auto *scratch = reinterpret_cast<float *>(workspace + packed_bytes());
+    auto *sums = reinterpret_cast<float *>(workspace + packed_bytes() + scratch_bytes());
+    const int64_t column = task % panels() * panel, columns = std::min(panel, n - column);
+    const int64_t row0 = task / panels() * block_rows, row1 = std::min(m, row0 + block_rows);
+    const int64_t strips = (columns + Micro::kStrip - 1) / Micro::kStrip;
+    int64_t k0 = 0;
+    do {  // once also when K is 0: the sums are then zero
+      const int64_t kc = std::min(Micro::kMaxContraction, k - k0);
+      const bool last = k0 + kc >= k;
+      Micro::pack_b(b, k0, kc, column, columns, packed, scratch);
+      for (int64_t row = row0; row < row1; row += Micro::kGroup) {
+        const int rows = static_cast<int>(std::min<int64_t>(Micro::kGroup, row1 - row));
+        float *part = k > Micro::kMaxContraction ? sums + (row - row0) * panel : sums;
+        auto taken = Micro::take_a(a, row, rows, k0, kc, scratch);
+        Micro::multiply(taken, rows, packed, strips, kc, part, panel, k0 > 0);
+        if (!last) continue;
+        for (int i = 0; i < rows; ++i) finish(row + i, column, static_cast<int>(columns), part + i * panel);
+      }
+      k0 += kc;
+    } while (k0 < k);
+  }
+
+  // The whole product on the call's pool; `workspace` holds num_workers * worker_bytes().
+  void run(const sg_call *call, char *workspace, const MatrixA &a, const MatrixB &b, const Epilogue &finish) const {
+    const int64_t bytes = worker_bytes();
+    parallel_for(call, tasks(), [&](int64_t task, int worker) {
+      run_task(task, workspace + worker * bytes, a, b, finish);
+    });
+  }
+};
+
+}  // namespace sg::cpu::SG_ISA

@@ -1,0 +1,75 @@
+// The three matrix products of a linear layer, read from a call into one description that every kernel of them shares.
+#pragma once
+
+#include "gemm.h"
+
+namespace sg::cpu::SG_ISA {
+
+enum class LinearOp { forward, input_grad, weight_grad };
+
+struct LinearProblem {
+  int64_t m, n, k;  // of the product C[m, n] = A[m, k] B[k, n]
+  MatrixA a;
+  MatrixB b;
+  Epilogue finish;
+};
+
+// Checks dtypes and shapes of linear, linear_input_grad or linear_weight_grad; false when no kernel here can run it.
+template <LinearOp op>
+inline bool read_linear(const sg_call *call, LinearProblem *p) {
+  if (call->num_inputs < 2 || call->num_outputs < 1 || !all_dense(call)) return false;
+  const sg_tensor *left = input(call, 0), *right = input(call, 1), *out = output(call, 0);
+  if (left == nullptr || right == nullptr || out == nullptr) return false;
+  if (left->rank != 2 || right->rank != 2 || out->rank != 2) return false;
+  if (!is_activation(left) || !is_activation(out)) return false;
+  const int64_t r0 = right->shape[0], r1 = right->shape[1];
+  const sg_tensor *bias = op == LinearOp::forward ? input(call, 2) : nullptr;
+  const sg_tensor *addend = op == LinearOp::forward ? input(call, 3) : op == LinearOp::input_grad ? input(call, 2) : nullptr;
+  if constexpr (op == LinearOp::weight_grad) {
+    if (!is_activation(right) || out->dtype != SG_F32 || left->shape[0] != r0) return false;
+    p->m = left->shape[1], p->n = r1, p->k = r0;
+    p->a = {left->data, left->dtype, left->shape[1], true};
+  } else {
+    if (!is_weight(right->dtype)) return false;
+    p->m = left->shape[0], p->n = op == LinearOp::forward ? r0 : r1, p->k = op == LinearOp::forward ? r1 : r0;
+    if (left->shape[1] != p->k) return false;
+    p->a = {left->data, left->dtype, left->shape[1], false};
+  }
+  if (out->shape[0] != p->m || out->shape[1] != p->n) return false;
+  if (bias != nullptr && (!is_activation(bias) || bias->rank != 1 || bias->shape[0] != p->n)) return false;
+  if (addend != nullptr && (addend->dtype != out->dtype || addend->rank != 2 || addend->shape[0] != p->m ||
+                            addend->shape[1] != p->n)) {
+    return false;
+  }
+  p->b = {right->data, right->dtype, row_bytes(right->dtype, r1), op != LinearOp::forward};
+  p->finish = {static_cast<float>(attr_float(call, "alpha", 1.0)), bias == nullptr ? nullptr : bias->data,
+               bias == nullptr ? SG_F32 : bias->dtype, addend == nullptr ? nullptr : addend->data, out->data, out->dtype,
+               p->n};
+  if constexpr (op == LinearOp::weight_grad) p->finish.addend = out->data;
+  return true;
+}
+
+// Decoding by rows in blocks of 256 wants panels of whole blocks.
+inline bool wants_wide_panels(const LinearProblem &p) { return p.b.by_rows && p.b.dtype >= SG_Q4_K; }
+
+template <class Micro>
+inline Gemm<Micro> make_gemm(const LinearProblem &p) {
+  return Gemm<Micro>(p.m, p.n, p.k, wants_wide_panels(p));
+}
+
+template <LinearOp op, class Micro>
+size_t gemm_workspace(const sg_call *call) {
+  LinearProblem p;
+  if (!read_linear<op>(call, &p)) return 0;
+  return static_cast<size_t>(make_gemm<Micro>(p).worker_bytes()) * static_cast<size_t>(num_workers(call));
+}
+
+template <LinearOp op, class Micro>
+int32_t gemm_run(const sg_call *call) {
+  LinearProblem p;
+  if (!read_linear<op>(call, &p)) return fail(call, "%s: operands changed since the kernel was chosen", call->op);
+  make_gemm<Micro>(p).run(call, static_cast<char *>(call->workspace), p.a, p.b, p.finish);
+  return SG_OK;
+}
+
+}  // namespace sg::cpu::SG_ISA
