@@ -14,12 +14,22 @@
 
 namespace sg::cpu::SG_ISA {
 
-// A: element (row, k) is data[row * stride + k], or data[k * stride + row] when transposed. f32 or bf16.
+// A: element (row, k) is data[row * stride + k], or data[k * stride + row] when transposed. f32 or bf16. With a slot, k
+// lies in slot k / slot at k % slot, and slots are slot_bytes apart; a slot is as long as the longest contraction.
 struct MatrixA {
   const void *data;
   int32_t dtype;
   int64_t stride;
   bool transposed;
+  int64_t slot = 0;
+  int64_t slot_bytes = 0;
+
+  template <class T>
+  const T *from(int64_t k) const {
+    const auto *p = static_cast<const char *>(data);
+    if (slot > 0) return reinterpret_cast<const T *>(p + k / slot * slot_bytes) + k % slot;
+    return reinterpret_cast<const T *>(p) + (transposed ? k * stride : k);
+  }
 };
 
 // B: element (k, column). By rows: row `k` of a stored matrix holds the columns; otherwise row `column` holds the k.
@@ -184,12 +194,12 @@ struct FloatMicro {
   };
   static Rows take_a(const MatrixA &a, int64_t row, int rows, int64_t k0, int64_t kc, float *scratch) {
     if (a.dtype == SG_F32 && !a.transposed) {
-      return {static_cast<const float *>(a.data) + row * a.stride + k0, a.stride};
+      return {a.from<float>(k0) + row * a.stride, a.stride};
     }
     auto copy = [&](const auto *source) {
       if (!a.transposed) {
         for (int i = 0; i < rows; ++i) {
-          const auto *from = source + (row + i) * a.stride + k0;
+          const auto *from = source + (row + i) * a.stride;
           for (int64_t k = 0; k < kc; k += kLanes) {
             const int lanes = static_cast<int>(std::min<int64_t>(kLanes, kc - k));
             vstore_n(scratch + i * kc + k, vload_n(from + k, lanes), lanes);
@@ -198,12 +208,12 @@ struct FloatMicro {
         return;
       }
       for (int64_t k = 0; k < kc; ++k) {
-        const auto *from = source + (k0 + k) * a.stride + row;
+        const auto *from = source + k * a.stride + row;
         for (int i = 0; i < rows; ++i) scratch[i * kc + k] = to_float(from[i]);
       }
     };
-    if (a.dtype == SG_F32) copy(static_cast<const float *>(a.data));
-    else copy(static_cast<const bf16 *>(a.data));
+    if (a.dtype == SG_F32) copy(a.from<float>(k0));
+    else copy(a.from<bf16>(k0));
     return {scratch, kc};
   }
 
@@ -270,10 +280,15 @@ struct Gemm {
     return round_up(Micro::padded_contraction(chunk()) * panel * static_cast<int64_t>(sizeof(typename Micro::Packed)), 64);
   }
   int64_t scratch_bytes() const { return round_up(Micro::scratch_floats() * 4, 64); }
-  int64_t sums_rows() const { return k > Micro::kMaxContraction ? std::min(round_up(m, Micro::kGroup), block_rows + Micro::kGroup) : Micro::kGroup; }
+  int64_t sums_rows() const {
+    if (k <= Micro::kMaxContraction) return Micro::kGroup;
+    return std::min(round_up(m, Micro::kGroup), block_rows + Micro::kGroup);
+  }
   int64_t worker_bytes() const { return packed_bytes() + scratch_bytes() + round_up(sums_rows() * panel * 4, 64); }
 
-  void run_task(int64_t task, char *workspace, const MatrixA &a, const MatrixB &b, const Epilogue &finish) const {
+  // finish(row, column, count, sums) takes the sums of one row of the panel.
+  template <class Finish>
+  void run_task(int64_t task, char *workspace, const MatrixA &a, const MatrixB &b, const Finish &finish) const {
     auto *packed = reinterpret_cast<typename Micro::Packed *>(workspace);
     auto *scratch = reinterpret_cast<float *>(workspace + packed_bytes());
     auto *sums = reinterpret_cast<float *>(workspace + packed_bytes() + scratch_bytes());
@@ -297,9 +312,10 @@ struct Gemm {
     } while (k0 < k);
   }
 
-  // The whole product on the call's pool; `workspace` holds num_workers * worker_bytes().
-  void run(const sg_call *call, char *workspace, const MatrixA &a, const MatrixB &b, const Epilogue &finish) const {
-    const int64_t bytes = worker_bytes();
+  // The whole product on the call's pool. Worker w works in `workspace` + w * `bytes`, at least worker_bytes().
+  template <class Finish>
+  void run(const sg_call *call, char *workspace, int64_t bytes, const MatrixA &a, const MatrixB &b,
+           const Finish &finish) const {
     parallel_for(call, tasks(), [&](int64_t task, int worker) {
       run_task(task, workspace + worker * bytes, a, b, finish);
     });

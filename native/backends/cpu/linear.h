@@ -68,7 +68,8 @@ template <LinearOp op, class Micro>
 int32_t gemm_run(const sg_call *call) {
   LinearProblem p;
   if (!read_linear<op>(call, &p)) return fail(call, "%s: operands changed since the kernel was chosen", call->op);
-  make_gemm<Micro>(p).run(call, static_cast<char *>(call->workspace), p.a, p.b, p.finish);
+  const Gemm<Micro> gemm = make_gemm<Micro>(p);
+  gemm.run(call, static_cast<char *>(call->workspace), gemm.worker_bytes(), p.a, p.b, p.finish);
   return SG_OK;
 }
 
