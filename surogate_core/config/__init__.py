@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .dataset import DatasetConfig
-from .resolve import Mode, dump_resolved, is_template_text, resolve, resolved_text
+from .resolve import Mode, dump_resolved, resolve, resolved_text
 from .train import TrainConfig
 
-__all__ = ["DatasetConfig", "Mode", "TrainConfig", "dump_resolved", "is_template_text", "resolve", "resolved_text"]
+__all__ = ["DatasetConfig", "Mode", "TrainConfig", "dump_resolved", "resolve", "resolved_text"]

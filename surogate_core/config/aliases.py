@@ -44,6 +44,9 @@ RENAMED: dict[str, str] = {
     "dataset": "datasets",
     "dataset_name": "datasets",
     "train_data": "datasets",
+    "system": "system_prompt",
+    "default_system": "system_prompt",
+    "new_system_prompt": "system_prompt",
     "test_datasets": "validation_datasets",
     "val_dataset": "validation_datasets",
     "eval_dataset": "validation_datasets",
@@ -126,7 +129,7 @@ CONVERTED: dict[str, dict[str, Meaning | Refusal | None]] = {
         "right": Meaning("overlong", "truncate"),
         "split": Meaning("overlong", "split"),
         "raise": Meaning("overlong", "error"),
-        "left": Refusal("cutting the beginning of a row is not supported", "Set `overlong` to drop, truncate or split."),
+        "left": Refusal("cutting a row's beginning is not supported", "Set `overlong` to drop, truncate or split."),
     },
     "drop_long_samples": {"true": Meaning("overlong", "drop"), "false": NOTHING},
     "train_on_inputs": {"true": Meaning("train_on", "all"), "false": Meaning("train_on", "assistant")},
@@ -204,7 +207,7 @@ DECIDED: dict[str, str] = {
 REFUSED: dict[str, Refusal] = {
     "batch_size": Refusal(
         "`batch_size` means one micro-batch in some tools and the whole step in others",
-        "Write `per_device_train_batch_size` (sequences in a micro-batch) or `global_batch_size` (sequences in a step).",
+        "Write `per_device_train_batch_size` (sequences in a micro-batch) or `global_batch_size` (in a step).",
     ),
     "quantization_bit": _QUANTISED,
 }

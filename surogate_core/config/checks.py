@@ -42,7 +42,8 @@ def _model(config: TrainConfig) -> Iterator[Problem]:
 def _validation(config: TrainConfig) -> Iterator[Problem]:
     if config.validation_datasets and config.validation_split:
         yield Problem(
-            "`validation_datasets` and `validation_split` are both set: keep one", ("validation_datasets", "validation_split")
+            "`validation_datasets` and `validation_split` are both set: keep one",
+            ("validation_datasets", "validation_split"),
         )
     if config.eval_steps and not config.has_validation:
         yield Problem(
@@ -63,8 +64,8 @@ def _batch(config: TrainConfig) -> Iterator[Problem]:
         )
         return
     yield Problem(
-        f"`per_device_train_batch_size` {micro} x `gradient_accumulation_steps` {accumulation} = {micro * accumulation}, "
-        f"but `global_batch_size` is {total}: leave one of them out",
+        f"`per_device_train_batch_size` {micro} x `gradient_accumulation_steps` {accumulation} = "
+        f"{micro * accumulation}, but `global_batch_size` is {total}: leave one of them out",
         ("global_batch_size", "per_device_train_batch_size", "gradient_accumulation_steps"),
     )
 
@@ -74,11 +75,13 @@ def _schedule(config: TrainConfig) -> Iterator[Problem]:
         yield Problem("`warmup_steps` and `warmup_ratio` are both set: keep one", ("warmup_steps", "warmup_ratio"))
     if config.max_steps is not None and config.warmup_steps > config.max_steps:
         yield Problem(
-            f"`warmup_steps` {config.warmup_steps} is more than `max_steps` {config.max_steps}", ("warmup_steps", "max_steps")
+            f"`warmup_steps` {config.warmup_steps} is more than `max_steps` {config.max_steps}",
+            ("warmup_steps", "max_steps"),
         )
     if config.lr_scheduler_type == "wsd" and config.warmup_ratio + config.wsd_decay_ratio > 1:
         yield Problem(
-            "`warmup_ratio` and `wsd_decay_ratio` together are more than the whole run", ("warmup_ratio", "wsd_decay_ratio")
+            "`warmup_ratio` and `wsd_decay_ratio` together are more than the whole run",
+            ("warmup_ratio", "wsd_decay_ratio"),
         )
 
 
@@ -89,4 +92,4 @@ def _lora(config: TrainConfig) -> Iterator[Problem]:
             ("lora", "from_scratch"),
         )
     if "all" in config.lora_target_modules and len(config.lora_target_modules) > 1:
-        yield Problem("`lora_target_modules` names `all` and others: keep `all`, or the others", ("lora_target_modules",))
+        yield Problem("`lora_target_modules` has `all` and others: keep `all`, or the others", ("lora_target_modules",))

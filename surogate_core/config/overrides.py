@@ -15,7 +15,7 @@ _OPEN_KEYS = ("architecture",)
 
 
 def apply_override(document: Mapping, text: str, environ: MappingABC[str, str], note: Note) -> None:
-    """Applies `key=value` to a translated document, in place. The value is YAML; any accepted spelling of a key will do.
+    """Applies `key=value` to a translated document, in place. The value is YAML; any spelling of the key will do.
 
     Raises `ConfigError` where it is no `key=value`, the key does not exist, or an index is beyond the list.
     """
@@ -55,9 +55,7 @@ def _merge(target: Mapping, source: Mapping) -> None:
             target.entries[key] = entry
 
 
-def _override_dataset(
-    document: Mapping, key: str, steps: list[str], node: Node, where: Where, note: Note
-) -> None:
+def _override_dataset(document: Mapping, key: str, steps: list[str], node: Node, where: Where, note: Note) -> None:
     datasets = _dataset_list(document, key, where)
     index = int(steps[0]) if steps[0].isdecimal() else -1
     if not 0 <= index <= len(datasets.items):
@@ -72,8 +70,9 @@ def _override_dataset(
         return
     item = datasets.items[index]
     if isinstance(item, Scalar):
-        parts = parse_shorthand(item.text)
-        item = Mapping(item.where, {name: Entry(name, item.where, Scalar(part, True, item.where)) for name, part in parts.items()})
+        place = item.where
+        parts = parse_shorthand(item.text).items()
+        item = Mapping(place, {name: Entry(name, place, Scalar(part, True, place)) for name, part in parts})
     if not isinstance(item, Mapping):
         raise ConfigError(f"{where}: `{key}.{index}` is a list ({item.where}); expected a data set")
     change = translate_dataset(_nest(steps[1:], node, where), f"{key}.{index}.", note)

@@ -40,8 +40,15 @@ class Places:
 
     def find_model(self, name: str, where: Where) -> str:
         """The absolute path of the model."""
-        hint = "`surogate fetch-default-model` fetches a small model and prints its path. Models are not downloaded by name."
+        hint = "No model is downloaded by name; `surogate fetch-default-model` fetches a small one and prints its path."
         return self.find(name, where, "model", hint)
+
+    def find_template(self, name: str, where: Where) -> str:
+        """The absolute path of a template's file, or the name itself where it can be one of those that come along."""
+        if "{{" in name or "{%" in name:
+            return name
+        local = "/" in name or "." in name
+        return self.find(name, where, "chat_template") if local else self.existing(name, where) or name
 
     def find_dataset(self, name: str, where: Where, key: str) -> str:
         """The absolute path of a data set, or the name itself where it can be one of the hub's."""

@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from collections.abc import Mapping as MappingABC
 from pathlib import Path
 from typing import Any, Literal
@@ -22,7 +22,7 @@ from .paths import Places
 from .train import SECTIONS, TrainConfig
 from .tree import Entry, Mapping, Scalar, Where, place_of, settle_model
 from .vocabulary import Note, translate
-from .yaml_file import read_yaml
+from .yaml_file import process_environment, read_yaml
 
 Mode = Literal["sft", "pt"]
 
@@ -49,7 +49,7 @@ def resolve(
     other way round. Raises `ConfigError` with file, line and key of everything that is wrong.
     """
     path = Path(config_path)
-    variables = os.environ if environ is None else environ
+    variables = process_environment() if environ is None else environ
     tell = _once(note)
     document = translate(read_yaml(path, variables), tell)
     for override in overrides:
@@ -84,7 +84,7 @@ def _with_paths(config: TrainConfig, document: Mapping, path: Path) -> TrainConf
 
     def datasets(key: str) -> list[DatasetConfig]:
         return [
-            each.model_copy(update={"path": places.find_dataset(each.path, at(key, index, "path"), f"{key}.{index}.path")})
+            each.model_copy(update={"path": places.find_dataset(each.path, at(key, index, "path"), f"{key}.{index}")})
             for index, each in enumerate(getattr(config, key))
         ]
 
@@ -93,18 +93,13 @@ def _with_paths(config: TrainConfig, document: Mapping, path: Path) -> TrainConf
         found["model"] = places.find_model(config.model, at("model"))
     if config.tokenizer is not None:
         found["tokenizer"] = places.find(config.tokenizer, at("tokenizer"), "tokenizer")
-    if config.chat_template is not None and not is_template_text(config.chat_template):
-        found["chat_template"] = places.find(config.chat_template, at("chat_template"), "chat_template")
+    if config.chat_template is not None:
+        found["chat_template"] = places.find_template(config.chat_template, at("chat_template"))
     if config.resume_from_checkpoint not in (False, "auto"):
         key = "resume_from_checkpoint"
         found[key] = places.find(str(config.resume_from_checkpoint), at(key), key)
     found["output_dir"] = os.path.expanduser(config.output_dir)
     return config.model_copy(update=found)
-
-
-def is_template_text(chat_template: str) -> bool:
-    """Whether `chat_template` holds the template itself, and not the path of a file."""
-    return "{{" in chat_template or "{%" in chat_template
 
 
 class _Dumper(yaml.SafeDumper):

@@ -23,8 +23,8 @@ class ModelKeys(ConfigModel):
 
     model: str | None = Field(
         None,
-        description="A Hugging Face folder or a .gguf file; relative to the configuration's folder, then to the working "
-        "directory. Quantised weights stay quantised while LoRA trains.",
+        description="A Hugging Face folder or a .gguf file; relative to the configuration's folder, then to the "
+        "working directory. Quantised weights stay quantised while LoRA trains.",
     )
     family: str = Field("auto", description="The model family, by the name a plugin gives it; `auto` asks the weights.")
     from_scratch: bool = Field(
@@ -39,7 +39,7 @@ class ModelKeys(ConfigModel):
         None, description="A folder or .gguf file with the tokenizer; empty: the model's own. Relative like `model`."
     )
     chat_template: str | None = Field(
-        None, description="A Jinja chat template, or a file that holds one; empty: the tokenizer's own."
+        None, description="A Jinja chat template, its file, or the name of a known one; empty: the tokenizer's own."
     )
 
 
@@ -56,16 +56,20 @@ class DataKeys(ConfigModel):
     sequence_len: int = Field(1024, ge=2, description="Tokens in a sequence; with packing, in a pack of documents.")
     overlong: Literal["drop", "truncate", "split", "error"] = Field(
         "drop",
-        description="What becomes of a row longer than `sequence_len`; always counted. For `surogate pt` it is `split`.",
+        description="What becomes of a row longer than `sequence_len`; always counted. `surogate pt` has `split`.",
     )
     sample_packing: bool = Field(
-        True, description="Put several documents into one sequence. None of them sees another, in attention or positions."
+        True, description="Put several documents into one sequence; none of them sees another."
     )
     train_on: Literal["assistant", "last", "all", "completion"] = Field(
         "assistant",
         description="Which tokens carry loss: every assistant turn; what follows the last user turn; everything; "
         "the completion. Plain text always trains whole.",
     )
+    train_on_empty_think: bool = Field(
+        False, description="Let think blocks without a thought, which the template itself writes, carry loss."
+    )
+    system_prompt: str | None = Field(None, description="System message of conversations that have none.")
     bad_rows: Literal["error", "quarantine"] = Field(
         "error", description="What becomes of a row that cannot be read: stop, or set it aside in a file and count it."
     )
@@ -120,7 +124,7 @@ class OptimizerKeys(ConfigModel):
     learning_rate: float = Field(
         default_factory=lambda keys: 2e-4 if keys["lora"] or keys["from_scratch"] else 2e-5,
         gt=0,
-        description="Peak learning rate. Default: 2e-4 for LoRA and from scratch, 2e-5 for all weights of a trained model.",
+        description="Peak learning rate. Default: 2e-4 for LoRA and from scratch, 2e-5 for all weights of a model.",
     )
     lr_scheduler_type: Literal["constant", "linear", "cosine", "wsd"] = Field(
         "linear", description="Course of the learning rate after the warm-up; `wsd`: constant, then a decay at the end."
@@ -159,7 +163,9 @@ class RunKeys(ConfigModel):
     """Run"""
 
     output_dir: str = Field(
-        "output", min_length=1, description="Folder of checkpoints, metrics and result; relative to the working directory."
+        "output",
+        min_length=1,
+        description="Folder of checkpoints, metrics and result; relative to the working directory.",
     )
     run_name: str = Field(
         default_factory=lambda keys: PurePath(keys["output_dir"]).name or "run",
@@ -168,8 +174,8 @@ class RunKeys(ConfigModel):
     seed: int = Field(1234, ge=0, lt=2**63, description="Seed of the data order, of dropout and of new weights.")
     resume_from_checkpoint: Resume = Field(
         "auto",
-        description="`auto`: go on from the newest checkpoint in `output_dir`, where there is one; a checkpoint's folder; "
-        "or false: start anew.",
+        description="`auto`: go on from the newest checkpoint in `output_dir`, where there is one; a checkpoint's "
+        "folder; or false: start anew.",
     )
     eval_steps: CountOrFraction = Field(
         default_factory=lambda keys: 100 if keys["validation_datasets"] or keys["validation_split"] else 0,

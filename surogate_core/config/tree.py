@@ -160,7 +160,8 @@ def _settle_scalar(node: Scalar, kinds: list[Any]) -> Any:
     numeric = any(kind in (int, float) for kind in kinds)
     if numeric and isinstance(looks, (int, float)) and not isinstance(looks, bool):
         return looks
-    switch = bool in kinds or any(typing.get_origin(kind) is Literal and False in typing.get_args(kind) for kind in kinds)
+    literals = [choice for kind in kinds if typing.get_origin(kind) is Literal for choice in typing.get_args(kind)]
+    switch = bool in kinds or False in literals
     if switch and isinstance(looks, bool):
         return looks
     return node.text

@@ -6,6 +6,7 @@ is refused. What a scalar means is decided by the schema, see `tree`.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping as MappingABC
 from pathlib import Path
@@ -17,7 +18,14 @@ from .tree import Entry, Mapping, Node, Scalar, Sequence, Where
 
 _MAX_NODES = 100_000  # a few lines of nested aliases can stand for more values than memory holds
 _PLAIN_TAGS = re.compile(r"tag:yaml\.org,2002:(str|int|float|bool|null|timestamp|merge|value|seq|map)")
-_VARIABLE = re.compile(r"\$(?P<escaped>\$\{)|\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(:-(?P<default>[^}]*))?\}|(?P<bad>\$\{)")
+_VARIABLE = re.compile(
+    r"\$(?P<escaped>\$\{)|\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(:-(?P<default>[^}]*))?\}|(?P<bad>\$\{)"
+)
+
+
+def process_environment() -> MappingABC[str, str]:
+    """What `${NAME}` is filled in from."""
+    return os.environ
 
 
 def read_yaml(path: Path, environ: MappingABC[str, str]) -> Mapping:
@@ -78,7 +86,7 @@ class _Reader:
         if id(node) in self._open:
             raise ConfigError(f"{where}: an anchor contains itself")
         if not _PLAIN_TAGS.fullmatch(node.tag):
-            raise ConfigError(f"{where}: the tag {node.tag} is not taken", "Remove the tag: the schema decides the type.")
+            raise ConfigError(f"{where}: the tag {node.tag} is not taken", "Remove it: the schema decides the type.")
         self._open.add(id(node))
         try:
             return self._convert(node, where)
@@ -110,7 +118,7 @@ class _Reader:
             key = key_node.value
             if key in result.entries:
                 first = result.entries[key].where
-                raise ConfigError(f"{key_where}: `{key}` is given twice; first at {first}", "Keep one of the two lines.")
+                raise ConfigError(f"{key_where}: `{key}` is given twice; first at {first}", "Keep one of the lines.")
             try:
                 result.entries[key] = Entry(key, key_where, self.convert(value_node))
             except MissingVariable as error:
@@ -151,7 +159,7 @@ def expand(text: str, where: Where, environ: MappingABC[str, str]) -> str:
             return "${"
         if match["bad"]:
             raise MissingVariable(
-                where, "`${` begins no variable", "Write ${NAME}, ${NAME:-default}, or $${ for the characters themselves."
+                where, "`${` begins no variable", "Write ${NAME}, ${NAME:-default}, or $${ for the characters."
             )
         found = environ.get(match["name"])
         if found is not None and not (found == "" and match["default"] is not None):

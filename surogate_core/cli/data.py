@@ -1,0 +1,104 @@
+"""`surogate data`: look at the data as training sees it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from .console import output_console
+from .options import ConfigFile, Overrides, Pretraining, read_config
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ..config import DatasetConfig, TrainConfig
+
+data = typer.Typer(help="Look at the data as training sees it.", no_args_is_help=True)
+
+
+@data.callback()
+def data_verbs() -> None:
+    """Keeps `surogate data inspect` two words: a Typer of one command would swallow the second."""
+
+
+@data.command()
+def inspect(
+    config: ConfigFile,
+    overrides: Overrides = None,
+    rows: Annotated[int, typer.Option("--rows", min=0, help="How many rows of each data set to show.")] = 3,
+    pretraining: Pretraining = False,
+) -> None:
+    """Show rows with the tokens that carry loss marked, and count the rest: supervision, lengths, bad rows."""
+    resolved = read_config(config, overrides, "pt" if pretraining else "sft")
+    tokenizer, encoder = _encoder(resolved)
+    console = output_console()
+    for dataset in (*resolved.datasets, *resolved.validation_datasets):
+        _inspect(console, dataset, resolved, tokenizer, encoder, rows)
+
+
+def _encoder(config: TrainConfig) -> tuple[Any, Any]:
+    from ..data import Encoder, load_template
+    from ..weights.tokenizer import Tokenizer
+
+    tokenizer = Tokenizer.open(config.tokenizer or config.model)
+    template = load_template(config.chat_template, tokenizer)
+    encoder = Encoder(tokenizer, template, config.train_on, config.train_on_empty_think, config.system_prompt)
+    return tokenizer, encoder
+
+
+@dataclass
+class _Collected:
+    """Takes bad rows as `surogate_core.data.sources.BadRows` does, and keeps them all."""
+
+    errors: list[Any] = field(default_factory=list)
+
+    def add(self, error: Any) -> None:
+        self.errors.append(error)
+
+
+@dataclass
+class _Counts:
+    """What a data set is made of. `lengths`: tokens of each row that could be read."""
+
+    unsupervised: int = 0
+    supervised_tokens: int = 0
+    lengths: list[int] = field(default_factory=list)
+
+
+def _inspect(
+    console: Console, dataset: DatasetConfig, config: TrainConfig, tokenizer: Any, encoder: Any, shown: int
+) -> None:
+    from ..data import encode_rows, print_mask
+    from ..plugins.manager import get_manager
+
+    console.print(f"{dataset.path} (type {dataset.type})", style="bold")
+    bad_rows = _Collected()
+    counts = _Counts()
+    formats = dict(get_manager().dataset_formats.items())
+    for row, encoded in encode_rows(dataset, encoder, formats, bad_rows, config.seed):
+        if len(counts.lengths) < shown:
+            console.print(f"-- {row.where}", style="cyan")
+            print_mask(console, encoded, tokenizer)
+        counts.lengths.append(len(encoded.ids))
+        counts.supervised_tokens += encoded.num_supervised
+        counts.unsupervised += encoded.num_supervised == 0
+    for error in bad_rows.errors[:shown]:
+        console.print(error.message, style="red")
+    for line in _summary(counts, len(bad_rows.errors), config.sequence_len):
+        console.print(line)
+
+
+def _summary(counts: _Counts, bad: int, sequence_len: int) -> list[str]:
+    lengths = sorted(counts.lengths)
+    lines = [f"{len(lengths) + bad} rows read, {bad} bad, {counts.unsupervised} without a token that carries loss"]
+    if lengths:
+        total = sum(lengths)
+        too_long = sum(length > sequence_len for length in lengths)
+        lines += [
+            f"{total} tokens, {counts.supervised_tokens} of them carry loss ({counts.supervised_tokens / total:.1%})",
+            f"tokens in a row: {lengths[0]} to {lengths[-1]}, median {lengths[len(lengths) // 2]}; "
+            f"{too_long} rows exceed sequence_len {sequence_len}",
+        ]
+    return lines

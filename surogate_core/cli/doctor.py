@@ -1,0 +1,141 @@
+"""`surogate doctor`: what this machine and this installation can do, and what is in the way."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from .. import __version__
+from ..errors import SurogateError
+from .console import output_console
+
+State = Literal["ok", "note", "bad"]
+
+_DEPENDENCIES = ("numpy", "pydantic", "tokenizers", "safetensors", "gguf", "jinja2")
+_ONEDNN = "onednn-cpu-gomp"
+_MARKS: dict[State, tuple[str, str]] = {"ok": ("ok", "green"), "note": ("--", "yellow"), "bad": ("!!", "bold red")}
+_SMALL_DISK = 5 * 2**30
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line: what was looked at, what was found, and whether it is in the way of a run."""
+
+    subject: str
+    found: str
+    state: State = "ok"
+
+
+def doctor(
+    folder: Annotated[Path, typer.Option("--output-dir", help="The folder that a run would write to.")] = Path("."),
+) -> None:
+    """Check this machine: Python, engine, CPU, kernel libraries, oneDNN, GPU driver, memory, disk, plugins."""
+    console = output_console()
+    findings: list[Finding] = []
+    for check in (_python, _engine, _onednn, _gpu, _memory, lambda: _disk(folder), _plugins):
+        findings += _guarded(check)
+    for finding in findings:
+        mark, style = _MARKS[finding.state]
+        console.print(mark, style=style, end=" ")
+        console.print(f"{finding.subject}: {finding.found}", soft_wrap=True)
+    if any(finding.state == "bad" for finding in findings):
+        raise typer.Exit(1)
+
+
+def _guarded(check: Callable[[], list[Finding]]) -> list[Finding]:
+    """The findings; where even looking fails, that is the finding."""
+    try:
+        return check()
+    except SurogateError as error:
+        return [Finding(check.__name__.strip("_"), " ".join(str(error).split()), "bad")]
+
+
+def _python() -> list[Finding]:
+    import importlib_metadata
+
+    versions = []
+    for name in _DEPENDENCIES:
+        try:
+            versions.append(f"{name} {importlib_metadata.version(name)}")
+        except importlib_metadata.PackageNotFoundError:
+            return [Finding("python packages", f"{name} is missing: reinstall surogate-core", "bad")]
+    return [
+        Finding("surogate", f"{__version__}, in {Path(__file__).resolve().parents[1]}"),
+        Finding("python", f"{platform.python_version()} ({sys.executable}) on {platform.platform()}"),
+        Finding("python packages", ", ".join(versions)),
+    ]
+
+
+def _engine() -> list[Finding]:
+    from .. import engine
+
+    engine.load()
+    features = engine.cpu_features()
+    present = [name for name, has in features.items() if has]
+    simd = Finding("cpu", f"{os.cpu_count()} cores; {' '.join(present) or 'no vector features the kernels use'}")
+    return [simd, *(_library(each) for each in engine.libraries())]
+
+
+def _library(library: dict[str, Any]) -> Finding:
+    subject = f"kernel library {library['name'] or library['origin']}"
+    if library["failure"]:
+        return Finding(subject, f"not loaded: {library['failure']}", "bad")
+    return Finding(subject, f"{library['version']}, {library['num_kernels']} kernels, {library['origin']}")
+
+
+def _onednn() -> list[Finding]:
+    import importlib_metadata
+
+    try:
+        distribution = importlib_metadata.distribution(_ONEDNN)
+    except importlib_metadata.PackageNotFoundError:
+        return [Finding("oneDNN", f"not installed: pip install {_ONEDNN}", "bad")]
+    files = [Path(str(file.locate())) for file in distribution.files or () if file.name.startswith("libdnnl.so")]
+    existing = [file for file in files if file.exists()]
+    if not existing:
+        return [Finding("oneDNN", f"{_ONEDNN} {distribution.version} is installed without libdnnl.so", "bad")]
+    return [Finding("oneDNN", f"{distribution.version}, {existing[0].resolve()}")]
+
+
+def _gpu() -> list[Finding]:
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return [Finding("gpu driver", "none: programs run on the CPU", "note")]
+    return [Finding("gpu driver", "libcuda.so.1 loads")]
+
+
+def _memory() -> list[Finding]:
+    page = os.sysconf("SC_PAGE_SIZE")
+    total, available = page * os.sysconf("SC_PHYS_PAGES"), page * os.sysconf("SC_AVPHYS_PAGES")
+    return [Finding("memory", f"{_gib(total)}, {_gib(available)} unused")]
+
+
+def _disk(folder: Path) -> list[Finding]:
+    existing = next(path for path in (folder.resolve(), *folder.resolve().parents) if path.exists())
+    usage = shutil.disk_usage(existing)
+    state: State = "note" if usage.free < _SMALL_DISK else "ok"
+    return [Finding("disk", f"{_gib(usage.free)} free of {_gib(usage.total)} at {existing}", state)]
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.1f} GiB"
+
+
+def _plugins() -> list[Finding]:
+    from ..plugins.manager import get_manager
+
+    return [
+        Finding(f"plugin {row.label}", f"{row.status}: {row.reason}" if row.reason else ", ".join(row.hooks), state)
+        for row in get_manager().report()
+        for state in ("ok" if row.status == "loaded" else "bad",)
+    ]

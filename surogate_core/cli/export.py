@@ -1,0 +1,32 @@
+"""`surogate export`: write a model in another format."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from ..errors import ConfigError
+
+
+def export(
+    model: Annotated[Path, typer.Argument(help="A Hugging Face folder or a .gguf file.")],
+    output: Annotated[Path, typer.Argument(help="The .gguf file or the folder to write.")],
+    format: Annotated[
+        Literal["gguf", "safetensors"] | None,
+        typer.Option("--format", help="Default: gguf where OUTPUT ends in .gguf, else safetensors."),
+    ] = None,
+    dtype: Annotated[
+        str, typer.Option(help="bf16, f16, f32; for gguf also q8_0, q4_0, q4_1.")
+    ] = "bf16",
+) -> None:
+    """Export a model as a GGUF file or as Hugging Face safetensors, with its tokenizer and template."""
+    is_file = output.suffix == ".gguf"
+    chosen = format or ("gguf" if is_file else "safetensors")
+    if is_file != (chosen == "gguf"):
+        raise ConfigError(f"{output} does not fit --format {chosen}", "gguf is one .gguf file, safetensors a folder.")
+    from ..train.export import export as export_model
+
+    export_model(model, output, chosen, dtype)
+    typer.echo(output)

@@ -1,0 +1,93 @@
+"""The command group: verbs of plugins beside the core's, and one way in which every error leaves the process."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from ..errors import ConfigError, SurogateError
+from .console import error_console
+
+# Typer does not export the class that all its usage errors derive from.
+_USAGE_ERROR = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
+# Typer ends a command through these; they are no failures.
+_CONTROL = (typer.Exit, typer.Abort, _USAGE_ERROR, BrokenPipeError, EOFError)
+
+
+class SurogateGroup(TyperGroup):
+    """A group whose verbs also come from plugins, and which turns errors into a message and an exit code."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """The core's verbs in their order, then those of plugins."""
+        return [*super().list_commands(ctx), *(name for name in plugin_verbs() if name not in self.commands)]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The verb's command; plugins are loaded only where the core has no such verb."""
+        own = super().get_command(ctx, cmd_name)
+        if own is not None or cmd_name not in plugin_verbs():
+            return own
+        return command_of(cmd_name, plugin_verbs()[cmd_name])
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Takes `--debug` wherever it stands, not only before the verb."""
+        end = args.index("--") if "--" in args else len(args)
+        if "--debug" in args[:end]:
+            args = ["--debug", *(arg for arg in args[:end] if arg != "--debug"), *args[end:]]
+        return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Runs the verb. `ConfigError` ends with 2, other errors with 1, Ctrl-C with 130."""
+        debug = bool(ctx.params.get("debug"))
+        try:
+            return super().invoke(ctx)
+        except _CONTROL:
+            raise
+        except KeyboardInterrupt:
+            error_console().print("interrupted")
+            raise typer.Exit(130) from None
+        except SurogateError as error:
+            self._report(error, debug)
+            raise typer.Exit(2 if isinstance(error, ConfigError) else 1) from None
+        except Exception as error:
+            self._report_unexpected(error, debug)
+            raise typer.Exit(1) from None
+
+    @staticmethod
+    def _report(error: SurogateError, debug: bool) -> None:
+        if debug:
+            traceback.print_exc(file=sys.stderr)
+        console = error_console()
+        console.print("error:", style="bold red", end=" ")
+        console.print(error.message)
+        if error.hint:
+            console.print(error.hint, style="cyan")
+
+    @staticmethod
+    def _report_unexpected(error: Exception, debug: bool) -> None:
+        if debug:
+            traceback.print_exc(file=sys.stderr)
+            return
+        console = error_console()
+        console.print("error:", style="bold red", end=" ")
+        console.print(f"{type(error).__name__}: {error}")
+        console.print("This is not an error that Surogate expects. Run the command again with --debug.", style="cyan")
+
+
+def plugin_verbs() -> dict[str, object]:
+    """Verbs that plugins bring: name -> function or `typer.Typer`. A plugin that does not load brings none."""
+    from ..plugins.manager import get_manager
+
+    return dict(get_manager().cli_commands.items())
+
+
+def command_of(name: str, verb: Any) -> Any:
+    """The command for a plugin's function or `typer.Typer`."""
+    if isinstance(verb, typer.Typer):
+        return typer.main.get_command(verb)
+    wrapper = typer.Typer(add_completion=False)
+    wrapper.command(name)(verb)
+    return typer.main.get_command(wrapper)
