@@ -37,7 +37,7 @@ native: $(VENV)/.core-ready
 $(VENV)/.core-ready: $(PY) $(PROJECTS) $(NATIVE_SETUP)
 	@echo "== installing what the core needs, building it, and installing the plugins (a minute or two)"
 	$(call LISTED,build-system requires) > $(VENV)/requirements.txt
-	$(PIP) -r $(VENV)/requirements.txt 'cmake>=3.26' 'hatchling>=1.25'
+	$(PIP) -r $(VENV)/requirements.txt 'cmake>=3.26' 'flit-core>=3.11,<4'
 	$(PIP) --no-build-isolation -e .
 	$(PIP) --no-build-isolation $(addprefix -e ./,$(PLUGINS))
 	touch $@

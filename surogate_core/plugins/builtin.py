@@ -60,3 +60,13 @@ def surogate_trackers(register):
 
     for name, tracker in BUILTIN.items():
         register(name, tracker)
+
+
+@hookimpl
+def surogate_cli_commands(register):
+    from ..cli.app import app
+
+    for command in app.registered_commands:
+        register(command.name or command.callback.__name__.replace("_", "-"), command.callback)
+    for group in app.registered_groups:
+        register(group.name, group.typer_instance)

@@ -90,7 +90,9 @@ def check_parser(name: str, item: object) -> None:
 
 
 def check_dataset_format(name: str, item: object) -> None:
-    require_methods("data-set format", name, item, "matches", "to_example")
+    from ..data.formats import DatasetFormat
+
+    require_type("data-set format", name, item, DatasetFormat)
 
 
 def check_tracker(name: str, item: object) -> None:

@@ -135,7 +135,7 @@ def surogate_dataset_formats(register: Register[DatasetFormat]) -> None:
 
     `register(name, format)`: `name` is what `datasets[].type` in a config says ("chat"). A format tells by the columns
     whether it can read a row, and turns a row into a conversation or a text.
-    Checked: `matches` and `to_example` can be called.
+    Checked: it is a `DatasetFormat`, and carries the name it is registered under.
     """
 
 

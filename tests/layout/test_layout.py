@@ -141,11 +141,12 @@ def test_files_are_short_and_lines_fit():
 
 
 def test_python_files_postpone_annotations():
-    missing = [
-        relative(path)
-        for path in shipped_python()
-        if path.read_text(encoding="utf-8").strip() and "from __future__ import annotations" not in path.read_text("utf-8")
-    ]
+    """A file that defines something does; one that only hands on names has no annotations."""
+    missing = []
+    for path in shipped_python():
+        text = path.read_text(encoding="utf-8")
+        if re.search(r"^\s*(def|class) ", text, re.MULTILINE) and "from __future__ import annotations" not in text:
+            missing.append(relative(path))
     assert not missing
 
 

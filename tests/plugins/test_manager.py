@@ -234,7 +234,7 @@ def test_parsers_trackers_and_commands_are_checked():
         KINDS["surogate_trackers"][1]("board", 5)
     with pytest.raises(PluginError, match="neither a function nor a typer.Typer"):
         KINDS["surogate_cli_commands"][1]("verb", 5)
-    with pytest.raises(PluginError, match="no method matches, to_example"):
+    with pytest.raises(PluginError, match="not a surogate_core.data.formats.DatasetFormat"):
         KINDS["surogate_dataset_formats"][1]("chat", object())
 
 

@@ -1,0 +1,83 @@
+"""The Llama architecture and its files: Llama 2 and 3.x, SmolLM2, and Mistral as its sliding-window sibling."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from surogate_core.dsl import Family, Hyperparameters, Model, RopeSpec
+from surogate_core.dsl.rope import inverse_frequencies
+from surogate_core.weights.name_map import NameMap
+
+from .hf_config import read_hf_config, write_hf_config
+from .model import Llama
+from .names import gguf_names, hf_names
+
+
+@dataclass(frozen=True)
+class LlamaHyperparameters(Hyperparameters):
+    """window: 0, or how many tokens back (itself included) a token of a sliding layer sees."""
+
+    intermediate_size: int = 0
+    num_heads: int = 0
+    num_kv_heads: int = 0
+    head_dim: int = 0
+    norm_eps: float = 1e-5
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    window: int = 0
+    rope_base: float = 10000.0
+    rope_dims: int = 0
+    rope_scaling: Mapping[str, Any] = field(default_factory=dict)
+    init_std: float = 0.02
+
+    @property
+    def rope(self) -> RopeSpec:
+        return RopeSpec(self.head_dim, self.rope_base, self.rope_dims, self.rope_scaling, self.max_positions)
+
+
+class LlamaFamily(Family):
+    """``hf_architecture``/``model_type`` are what exports are written as."""
+
+    def __init__(self, name: str, hf_architecture: str, gguf_architectures: tuple[str, ...]) -> None:
+        self.name, self.hf_architecture = name, hf_architecture
+        self.architectures, self.gguf_architectures = (hf_architecture,), gguf_architectures
+
+    def from_hf(self, config: Mapping[str, Any]) -> LlamaHyperparameters:
+        return LlamaHyperparameters(**read_hf_config(config))
+
+    def from_gguf(self, store) -> LlamaHyperparameters:
+        from .gguf_metadata import read_gguf_metadata
+
+        return LlamaHyperparameters(**read_gguf_metadata(store))
+
+    def model(self, hyperparameters: LlamaHyperparameters) -> Model:
+        return Llama(hyperparameters)
+
+    def hf_names(self, hyperparameters: LlamaHyperparameters) -> NameMap:
+        return hf_names(hyperparameters)
+
+    def gguf_names(self, hyperparameters: LlamaHyperparameters) -> NameMap:
+        return gguf_names(hyperparameters)
+
+    def hf_config(self, hyperparameters: LlamaHyperparameters) -> dict[str, Any]:
+        return write_hf_config(hyperparameters, self.name, self.hf_architecture)
+
+    def gguf_metadata(self, hyperparameters: LlamaHyperparameters) -> dict[str, Any]:
+        from .gguf_metadata import write_gguf_metadata
+
+        return write_gguf_metadata(hyperparameters)
+
+    def gguf_extra_tensors(self, hyperparameters: LlamaHyperparameters) -> dict[str, np.ndarray]:
+        """GGUF has no llama3 rope type: its smooth interpolation travels as one divisor per frequency."""
+        spec = hyperparameters.rope
+        if spec.kind not in ("llama3", "factors"):
+            return {}
+        plain = inverse_frequencies(RopeSpec(spec.head_dim, spec.base, spec.rotated))[0]
+        return {"rope_freqs.weight": (plain / inverse_frequencies(spec)[0]).astype(np.float32)}
+
+
+FAMILIES = (LlamaFamily("llama", "LlamaForCausalLM", ("llama",)), LlamaFamily("mistral", "MistralForCausalLM", ("mistral",)))
