@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from .record import Attr, Op, Operand, Sample, Shape, TensorType, Tolerance, require
+from .record import Attr, Op, Operand, PerLayer, Sample, Shape, TensorType, Tolerance, require
 
 FILES = (
     "embedding", "rms_norm", "linear", "rope", "attention", "paged_attention", "glu", "elementwise", "dropout",
@@ -12,6 +12,26 @@ FILES = (
 )
 
 ALL: dict[str, Op] = {op.name: op for file in FILES for op in import_module(f".{file}", __package__).OPS}
-"""Every core op by name. Ops of plugins are in the registry `surogate_core.plugins` fills."""
+"""Every core op by name."""
 
-__all__ = ["ALL", "Attr", "Op", "Operand", "Sample", "Shape", "TensorType", "Tolerance", "require"]
+
+def get(name: str) -> Op:
+    """The record of a core or plugin op. PluginError naming the nearest ops where there is none."""
+    if name in ALL:
+        return ALL[name]
+    from ..plugins import get_manager
+
+    return get_manager().ops[name]
+
+
+def registered() -> dict[str, Op]:
+    """Core and plugin ops together, by name."""
+    from ..plugins import get_manager
+
+    return dict(get_manager().ops.items())
+
+
+__all__ = [
+    "ALL", "Attr", "Op", "Operand", "PerLayer", "Sample", "Shape", "TensorType", "Tolerance", "get", "registered",
+    "require",
+]

@@ -52,13 +52,11 @@ def vjp(b, node, grads):
     (dtoken_loss,) = grads
     x, weight, targets = node.inputs
     attrs = {name: node.attrs[name] for name in ATTRS}
+    operands = (x, weight, targets, dtoken_loss)
     if b.needs_grad(weight):
-        b.accumulate(weight, "linear_cross_entropy_grad", x, weight, targets, dtoken_loss, output="dweight",
-                     out_dtype=x.dtype, **attrs)
-    if not b.needs_grad(x):
-        return None, None, None
-    _, dx = b.op("linear_cross_entropy_grad", x, weight, targets, dtoken_loss, absent=("dweight",), out_dtype=x.dtype,
-                 **attrs)
+        _, dx, _ = b.accumulate(weight, "linear_cross_entropy_grad", *operands, output="dweight", out_dtype=x.dtype, **attrs)
+    else:
+        _, dx, _ = b.op("linear_cross_entropy_grad", *operands, absent=("dweight",), out_dtype=x.dtype, **attrs)
     return dx, None, None
 
 

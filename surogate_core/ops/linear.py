@@ -102,6 +102,7 @@ LINEAR = Op(
     samples=samples_linear,
     tolerance=GEMM_TOLERANCE,
     in_place=3,
+    compute_inputs=("x",),
     differentiable=("x", "weight", "bias", "addend"),
 )
 
@@ -156,6 +157,7 @@ LINEAR_INPUT_GRAD = Op(
     samples=samples_input_grad,
     tolerance=GEMM_TOLERANCE,
     in_place=2,
+    compute_inputs=("dy",),
 )
 
 
@@ -188,6 +190,7 @@ LINEAR_WEIGHT_GRAD = Op(
     flops=lambda inputs, attrs: 2.0 * inputs[0].shape[0] * inputs[0].shape[1] * inputs[1].shape[1],
     samples=samples_weight_grad,
     tolerance=GEMM_TOLERANCE,
+    compute_inputs=("dy", "x"),
 )
 
 

@@ -50,6 +50,17 @@ class Attr:
     doc: str
 
 
+class PerLayer(int):
+    """An integer attribute that differs between the layers of a region: ``self + stride * layer`` when emitted."""
+
+    stride: int
+
+    def __new__(cls, first: int, stride: int) -> PerLayer:
+        self = super().__new__(cls, first)
+        self.stride = stride
+        return self
+
+
 @dataclass(frozen=True)
 class Tolerance:
     """A kernel passes when ||out - reference|| <= relative * ||reference|| + absolute * sqrt(size), output by output.
@@ -91,6 +102,8 @@ class Op:
     samples(rng) -> conformance cases: odd, empty and large shapes.
     in_place: index of the input whose storage output 0 may take over when that input is not used again, or None.
     differentiable: input names that finite differences are checked on (level 2); empty when there is no gradient.
+    compute_inputs: inputs that the op wants in the recipe's compute dtype (operands of matrix products); the `precision`
+        pass casts a wider value once and shares the copy.
     """
 
     name: str
@@ -106,6 +119,7 @@ class Op:
     tolerance: Tolerance = field(default_factory=Tolerance)
     in_place: int | None = None
     differentiable: tuple[str, ...] = ()
+    compute_inputs: tuple[str, ...] = ()
 
     def complete_attrs(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """``given`` with defaults filled in, sorted by name. Raises ValueError for unknown or missing attributes."""
@@ -118,7 +132,7 @@ class Op:
             value = given.get(name, attr.default)
             if value is None:
                 continue
-            result[name] = attr.kind(value)
+            result[name] = value if isinstance(value, attr.kind) else attr.kind(value)
         return result
 
 

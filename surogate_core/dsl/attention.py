@@ -1,0 +1,56 @@
+"""Grouped-query attention with rotary positions, optional QK-norm, biases, sliding window and soft-cap."""
+
+from __future__ import annotations
+
+from .layers import Linear, RMSNorm
+from .module import Module
+from .rope import RopeSpec
+from .tensor import Tensor
+
+
+class Attention(Module):
+    """Causal self-attention over the documents of a packed batch.
+
+    hidden_size -> num_heads x head_dim queries, num_kv_heads x head_dim keys and values -> hidden_size.
+    rope: rotary table to use, or None for a layer without positions. window: 0, or how many tokens back a token sees,
+    itself included. qk_norm_eps: RMSNorm over each head of q and k before the rotation when given.
+    """
+
+    def __init__(
+        self, hidden_size: int, num_heads: int, num_kv_heads: int, head_dim: int, rope: RopeSpec | None, *,
+        window: int = 0, softcap: float = 0.0, softmax_scale: float | None = None,
+        qkv_bias: bool = False, out_bias: bool = False, qk_norm_eps: float | None = None,
+        qk_norm_unit_offset: bool = False, init_std: float = 0.02,
+    ) -> None:
+        if num_heads % num_kv_heads:
+            raise ValueError(f"{num_heads} query heads cannot share {num_kv_heads} key heads evenly")
+        self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
+        self.rope_spec = rope
+        self.window, self.softcap = window, softcap
+        self.softmax_scale = head_dim**-0.5 if softmax_scale is None else softmax_scale
+        self.q = Linear(hidden_size, num_heads * head_dim, "attn.q", qkv_bias, init_std)
+        self.k = Linear(hidden_size, num_kv_heads * head_dim, "attn.k", qkv_bias, init_std)
+        self.v = Linear(hidden_size, num_kv_heads * head_dim, "attn.v", qkv_bias, init_std)
+        self.o = Linear(num_heads * head_dim, hidden_size, "attn.o", out_bias, init_std)
+        if qk_norm_eps is not None:
+            self.q_norm = RMSNorm(head_dim, qk_norm_eps, qk_norm_unit_offset)
+            self.k_norm = RMSNorm(head_dim, qk_norm_eps, qk_norm_unit_offset)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q = self.q(x).reshape("T", self.num_heads, self.head_dim)
+        k = self.k(x).reshape("T", self.num_kv_heads, self.head_dim)
+        v = self.v(x).reshape("T", self.num_kv_heads, self.head_dim)
+        if hasattr(self, "q_norm"):
+            q, k = self.q_norm(q), self.k_norm(k)
+        q, k = self._rotate(q), self._rotate(k)
+        out, _ = self.context.op(
+            "attention", q, k, v, self.context.doc_starts, scale=self.softmax_scale, causal=1, window=self.window,
+            softcap=self.softcap, label="attention",
+        )
+        return self.o(out.reshape("T", self.num_heads * self.head_dim))
+
+    def _rotate(self, heads: Tensor) -> Tensor:
+        if self.rope_spec is None:
+            return heads
+        table = self.context.rope_table(self.rope_spec)
+        return self.context.op("rope", heads, self.context.positions, table, label="rope")

@@ -1,0 +1,75 @@
+"""Family: what a model-family plugin registers. From a checkpoint's metadata to a DSL model, and back to files."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .model import Model
+
+if TYPE_CHECKING:
+    from ..weights.name_map import NameMap
+    from ..weights.store import WeightStore
+
+
+@dataclass(frozen=True)
+class Hyperparameters:
+    """What every family's hyperparameters have; families add their own fields.
+
+    max_positions: the longest context the checkpoint was made for. tied: the head shares the embedding's weight.
+    """
+
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    max_positions: int
+    tied: bool
+
+
+class Family(ABC):
+    """A family of models that share one definition.
+
+    name: what `surogate plugins` shows. architectures: values of "architectures" in config.json that this family reads.
+    gguf_architectures: values of "general.architecture".
+    """
+
+    name: str
+    architectures: tuple[str, ...] = ()
+    gguf_architectures: tuple[str, ...] = ()
+
+    @abstractmethod
+    def from_hf(self, config: Mapping[str, Any]) -> Hyperparameters:
+        """Hyperparameters from a config.json mapping. WeightError naming the key for anything it cannot honour: a setting
+        is used or refused, never ignored."""
+
+    def from_gguf(self, store: WeightStore) -> Hyperparameters:
+        """Hyperparameters from an opened GGUF file's metadata (``store.config``) and tensors."""
+        raise NotImplementedError(f"family {self.name} reads no GGUF files")
+
+    @abstractmethod
+    def model(self, hyperparameters: Any) -> Model:
+        """The DSL model."""
+
+    @abstractmethod
+    def hf_names(self, hyperparameters: Any) -> NameMap:
+        """Parameter names <-> tensors of safetensors files."""
+
+    def gguf_names(self, hyperparameters: Any) -> NameMap:
+        """Parameter names <-> tensors of GGUF files."""
+        raise NotImplementedError(f"family {self.name} reads no GGUF files")
+
+    @abstractmethod
+    def hf_config(self, hyperparameters: Any) -> dict[str, Any]:
+        """The config.json that `transformers` loads the exported weights with."""
+
+    def gguf_metadata(self, hyperparameters: Any) -> dict[str, Any]:
+        """Metadata of an exported GGUF file, tokenizer apart; keys as GGUF spells them."""
+        raise NotImplementedError(f"family {self.name} writes no GGUF files")
+
+    def gguf_extra_tensors(self, hyperparameters: Any) -> dict[str, np.ndarray]:
+        """Float32 tensors that GGUF readers expect beside the weights (rotary frequency factors, say)."""
+        return {}

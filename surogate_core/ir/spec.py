@@ -1,0 +1,114 @@
+"""The executable specification of a graph, checked after every pass."""
+
+from __future__ import annotations
+
+from .. import ops
+from .builder import VIEW
+from .graph import ACTIVATION, GRAD, INPUT, PARAM, STATE, Graph, Node, Region, Value
+
+
+class SpecError(AssertionError):
+    """A pass produced a graph that breaks a rule; the message names pass, region and node."""
+
+
+def check(graph: Graph) -> Graph:
+    """Raises SpecError unless every rule below holds; returns the graph.
+
+    1. Each node's op exists, with its operands and attributes complete, and its outputs have the types `infer` gives.
+    2. A value is defined once, and before it is used; backward nodes also see their region's forward values.
+    3. Read-write outputs are gradients, states or other storage that exists; all other outputs are fresh activations.
+    4. Layers hand on what they take: carried values agree in type between all regions of the stack.
+    5. Gradients have the shape of what they belong to.
+    """
+    for region in graph.ordered_regions():
+        _check_region(graph, region)
+    _check_carries(graph)
+    for param, grad in graph.grads.items():
+        if grad.shape != param.shape or grad.dtype != "f32":
+            _fail(graph, f"gradient {grad!r} does not fit parameter {param!r}")
+    for name, value in graph.outputs.items():
+        if value.kind == ACTIVATION and not any(value in n.outputs for n in graph.epilogue.nodes()):
+            _fail(graph, f"output {name!r} ({value!r}) is not made in the epilogue")
+    return graph
+
+
+def _fail(graph: Graph, message: str) -> None:
+    raise SpecError(f"after pass {graph.history[-1] if graph.history else 'trace'}: {message}")
+
+
+def _check_region(graph: Graph, region: Region) -> None:
+    defined: set[Value] = {*region.carry_in, *region.params.values(), *region.states.values()}
+    defined |= {v for v in graph.inputs.values()} | {v for v, _ in graph.constants.values()}
+    for node in region.forward:
+        _check_node(graph, region, node, defined)
+    for value in region.carry_out:
+        if value not in defined:
+            _fail(graph, f"region {region.name} hands on {value!r}, which it never makes")
+    defined |= set(region.grad_in)
+    for node in region.backward:
+        _check_node(graph, region, node, defined)
+    for grad, value in zip(region.grad_out, region.carry_in):
+        if grad is not None and (grad not in defined or grad.shape != value.shape):
+            _fail(graph, f"region {region.name}: {grad!r} is not a gradient of {value!r}")
+
+
+def _check_node(graph: Graph, region: Region, node: Node, defined: set[Value]) -> None:
+    where = f"region {region.name}, {node!r}"
+    for value in node.inputs:
+        if value is not None and value not in defined and value.kind not in (GRAD, PARAM):
+            _fail(graph, f"{where}: {value!r} is used before it is made")
+        if value is not None and value.kind == PARAM and value not in region.params.values():
+            _fail(graph, f"{where}: {value!r} is not a parameter of this region")
+    if node.op == VIEW:
+        _check_view(graph, where, node)
+        defined.add(node.outputs[0])
+        return
+    try:
+        record = ops.get(node.op)
+        if len(node.inputs) != len(record.inputs) or len(node.outputs) != len(record.outputs):
+            _fail(graph, f"{where}: wrong number of operands")
+        if record.complete_attrs(node.attrs) != node.attrs:
+            _fail(graph, f"{where}: attributes are not complete")
+        types = record.infer([None if v is None else v.type for v in node.inputs], node.attrs)
+    except (KeyError, ValueError) as error:
+        raise SpecError(f"{where}: {error}") from error
+    for operand, value, type_ in zip(record.outputs, node.outputs, types):
+        if value is None:
+            if not operand.optional:
+                _fail(graph, f"{where}: output {operand.name} is absent")
+        elif operand.inout:
+            if value.kind not in (GRAD, STATE, INPUT, PARAM):
+                _fail(graph, f"{where}: read-write output {operand.name} is {value.kind}, not storage")
+        else:
+            if value in defined or value.kind != ACTIVATION:
+                _fail(graph, f"{where}: {value!r} is defined twice")
+            if value.type != type_:
+                _fail(graph, f"{where}: output {operand.name} is {value.type}, the op makes {type_}")
+            defined.add(value)
+
+
+def _check_view(graph: Graph, where: str, node: Node) -> None:
+    source, result = node.inputs[0], node.outputs[0]
+
+    def split(shape):
+        symbols, size = [d for d in shape if isinstance(d, str)], 1
+        for d in shape:
+            size *= 1 if isinstance(d, str) else d
+        return symbols, size
+
+    if split(source.shape) != split(result.shape) or source.dtype != result.dtype:
+        _fail(graph, f"{where}: a view keeps elements and dtype")
+
+
+def _check_carries(graph: Graph) -> None:
+    if not graph.layers:
+        return
+    flowing = [v.type for v in graph.prologue.carry_out]
+    for name in [*graph.layers, graph.epilogue.name]:
+        region = graph.regions[name]
+        if [v.type for v in region.carry_in] != flowing:
+            _fail(graph, f"region {name} takes {[v.type for v in region.carry_in]}, is handed {flowing}")
+        flowing = [v.type for v in region.carry_out]
+
+
+__all__ = ["SpecError", "check"]

@@ -1,0 +1,13 @@
+"""Graph -> graph rewrites, one file each. Every pass changes the graph in place, records its name and is checked."""
+
+from .autodiff import autodiff
+from .dead_code import dead_code
+from .fuse import fuse
+from .lora import LoraSpec, lora
+from .paged_kv import paged_kv
+from .precision import RECIPES, Recipe, precision
+from .recompute import recompute
+
+__all__ = [
+    "LoraSpec", "RECIPES", "Recipe", "autodiff", "dead_code", "fuse", "lora", "paged_kv", "precision", "recompute",
+]

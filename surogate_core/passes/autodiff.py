@@ -1,0 +1,91 @@
+"""autodiff: walks each region backwards with the gradient rules of its ops.
+
+The body of a layer is differentiated once. A region's backward list starts from the gradients of what it hands on
+(``grad_in``) and ends with the gradients of what it was handed (``grad_out``). Gradients of parameters are accumulated in
+place by the rules themselves; a rule that cannot do so returns a plain gradient, which is then added.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .. import ops
+from ..ir.builder import VIEW, GradientBuilder
+from ..ir.graph import PARAM, Graph, Region, Value
+from ..ir.spec import check
+
+
+def autodiff(graph: Graph) -> Graph:
+    """Fills every region's backward list with the gradient of output "loss" to all trainable parameters.
+
+    Raises ValueError when nothing is trainable, or when the loss reaches a trainable parameter only through an op that
+    has no gradient rule.
+    """
+    if not any(v.trainable for r in graph.ordered_regions() for v in r.params.values()):
+        raise ValueError("autodiff: no parameter is trainable; choose LoRA target modules or full fine-tuning")
+    layers_learn = any(v.trainable for r in graph.layer_regions() for v in r.params.values())
+    prologue_needs = _needs(graph.prologue, False)
+    carry = layers_learn or any(v in prologue_needs for v in graph.prologue.carry_out)
+
+    loss = graph.outputs["loss"]
+    seed = graph.constant("one", np.ones(1, np.float32))
+    _differentiate(graph, graph.epilogue, _needs(graph.epilogue, carry), {loss: [seed]})
+    for region in graph.layer_regions():
+        _differentiate(graph, region, _needs(region, carry), _carry_seeds(graph, region))
+    if any(v in prologue_needs for v in graph.prologue.carry_out):
+        _differentiate(graph, graph.prologue, prologue_needs, _carry_seeds(graph, graph.prologue))
+    return check(graph.record("autodiff"))
+
+
+def _needs(region: Region, carry: bool) -> set[Value]:
+    """Values that something trainable lies upstream of."""
+    needs = {v for v in region.params.values() if v.trainable}
+    if carry:
+        needs |= set(region.carry_in)
+    for node in region.forward:
+        if any(v in needs for v in node.inputs):
+            needs |= {v for v in node.outputs if v is not None and v.dtype != "i32"}
+    return needs
+
+
+def _carry_seeds(graph: Graph, region: Region) -> dict[Value, list[Value]]:
+    region.grad_in = tuple(graph.value(f"d_{v.name}", v.shape, v.dtype, role=v.role) for v in region.carry_out)
+    seeds: dict[Value, list[Value]] = {}
+    for value, grad in zip(region.carry_out, region.grad_in):
+        seeds.setdefault(value, []).append(grad)
+    return seeds
+
+
+def _differentiate(graph: Graph, region: Region, needs: set[Value], grads: dict[Value, list[Value]]) -> None:
+    builder = GradientBuilder(graph, region, needs)
+    for node in reversed(region.forward):
+        if not any(v in needs for v in node.inputs if v is not None):
+            continue
+        incoming = [_total(builder, grads, v) for v in node.outputs]
+        if all(g is None for g in incoming):
+            continue
+        for value, grad in zip(node.inputs, _input_grads(builder, node, incoming)):
+            if value is None or grad is None or value not in needs:
+                continue
+            if value.kind == PARAM:
+                builder.accumulate(value, "accumulate", grad)
+            else:
+                grads.setdefault(value, []).append(grad)
+    region.grad_out = tuple(_total(builder, grads, v) if v in needs else None for v in region.carry_in)
+
+
+def _input_grads(builder: GradientBuilder, node, incoming):
+    if node.op == VIEW:
+        return [builder.view(incoming[0], node.inputs[0].shape)]
+    rule = ops.get(node.op).vjp
+    if rule is None:
+        raise ValueError(f"op {node.op} has no gradient rule, and a trainable parameter lies behind it ({node!r})")
+    return rule(builder, node, incoming)
+
+
+def _total(builder: GradientBuilder, grads: dict[Value, list[Value]], value: Value | None) -> Value | None:
+    if value is None or not grads.get(value):
+        return None
+    if len(grads[value]) > 1:
+        grads[value] = [builder.sum(grads[value])]
+    return grads[value][0]

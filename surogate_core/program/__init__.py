@@ -1,0 +1,6 @@
+"""Graph -> Program: buffer planning, emission, the program file and its text form, and `explain`."""
+
+from .emit import EmitOptions, emit
+from .program import Arena, Entry, Instruction, Program, Storage, TensorEntry
+
+__all__ = ["Arena", "EmitOptions", "Entry", "Instruction", "Program", "Storage", "TensorEntry", "emit"]

@@ -1,0 +1,284 @@
+"""Graph -> Program: unrolls the layers, drops what nobody reads, gives every value a place, and writes instructions.
+
+Where values live:
+    inputs, constants     arena "inputs": written by the host, kept between entries
+    frozen parameters     external storages "weight.<name>", bound to the memory-mapped file or to converted copies
+    trained parameters    arena "trained": one flat fp32 master of all of them, one flat copy in the compute dtype
+    gradients             arena "gradients": flat fp32, in the same order, so that clipping and updating are single sweeps
+    optimizer state       arena "optimizer"
+    caches                external storages, shared between programs
+    activations           arena "activations", planned by lifetime
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from .. import ops
+from ..ir.builder import VIEW
+from ..ir.graph import ACTIVATION, CONSTANT, GRAD, INPUT, PARAM, STATE, Graph, Node, Region, Value
+from ..ops.record import PerLayer
+from .memory import Life, aligned, lower_bound, plan
+from .program import (
+    HOST_WRITTEN, PERSISTENT, Arena, Entry, Instruction, Program, Storage, TensorEntry, dense_strides, num_bytes,
+)
+from .trainable import TrainableLayout
+
+Key = tuple[Value, "int | None"]
+"""One tensor of the unrolled program: a value and the layer it belongs to."""
+
+
+@dataclass(frozen=True)
+class EmitOptions:
+    """bindings: symbolic dimension -> length. compute: dtype of trained matrices' copies. param_dtypes: stored dtype of
+    each frozen parameter by full name. kernels: op -> name of the kernel to use instead of the best. optimizer: what
+    emits the update (None for a program that only runs forward). fingerprint: SHA-256 of what determines the program."""
+
+    bindings: Mapping[str, int]
+    compute: str
+    param_dtypes: Mapping[str, str]
+    kernels: Mapping[str, str] = field(default_factory=dict)
+    optimizer: Any = None
+    fingerprint: bytes = bytes(32)
+
+
+@dataclass
+class _Call:
+    """One instruction before places are known."""
+
+    node: Node
+    inputs: tuple[Key | None, ...]
+    outputs: tuple[Key | None, ...]
+    layer: int | None
+
+
+def emit(graph: Graph, options: EmitOptions) -> Program:
+    """Entries: "begin" (zeroes loss and gradients) where there is a loss, "forward" or, when the graph was differentiated,
+    "micro_step", and "update" when ``options.optimizer`` is given. Raises KeyError for an unbound dimension or a parameter
+    whose stored dtype is not given."""
+    return _Emitter(graph, options).run()
+
+
+class _Emitter:
+    def __init__(self, graph: Graph, options: EmitOptions) -> None:
+        self.graph, self.options = graph, options
+        self.program = Program(fingerprint=options.fingerprint)
+        self.names: dict[Key, str] = {}
+        self.alias: dict[Key, Key] = {}
+        self.param_names = {(v, layer): name for name, v, layer in graph.instances()}
+        self.trained = TrainableLayout.of(graph, options.compute)
+        self.arena_sizes: dict[str, int] = {}
+
+    def run(self) -> Program:
+        calls = self._sweep(self._unroll())
+        self._place_fixed(calls)
+        self._place_activations(calls)
+        self._entries(calls)
+        program = self.program
+        program.arenas = [Arena(name, size) for name, size in self.arena_sizes.items()]
+        return program
+
+    # -- unrolling ---------------------------------------------------------------------------------------------------
+
+    def _unroll(self) -> list[_Call]:
+        graph, calls = self.graph, []
+        order: list[tuple[Region, int | None]] = [(graph.prologue, None)]
+        order += [(graph.regions[name], i) for i, name in enumerate(graph.layers)]
+        order.append((graph.epilogue, None))
+        handed: tuple[Key, ...] = ()
+        for region, layer in order:
+            for value, key in zip(region.carry_in, handed):
+                self.alias[(value, layer)] = key
+            calls += self._calls(region.forward, layer)
+            handed = tuple(self._key(v, layer) for v in region.carry_out)
+        if any(r.backward for r in graph.ordered_regions()):
+            grads: tuple[Key | None, ...] = ()
+            for region, layer in reversed(order):
+                for value, key in zip(region.grad_in, grads):
+                    if key is not None:
+                        self.alias[(value, layer)] = key
+                calls += self._calls(region.backward, layer)
+                grads = tuple(None if v is None else self._key(v, layer) for v in region.grad_out)
+        return calls
+
+    def _key(self, value: Value, layer: int | None) -> Key:
+        """The tensor behind a value: global ones have no layer; views and carried values are what they stand for."""
+        if value.kind in (INPUT, CONSTANT) or (value.kind == PARAM and (value, layer) not in self.param_names):
+            return value, None
+        if value.kind == GRAD:
+            return value, layer if (value.of, layer) in self.param_names else None
+        key = (value, layer)
+        while key in self.alias:
+            key = self.alias[key]
+        return key
+
+    def _calls(self, nodes: list[Node], layer: int | None) -> list[_Call]:
+        calls = []
+        for node in nodes:
+            inputs = tuple(None if v is None else self._operand(v, layer) for v in node.inputs)
+            if node.op == VIEW:
+                self.alias[(node.outputs[0], layer)] = inputs[0]
+                continue
+            outputs = tuple(None if v is None else self._operand(v, layer) for v in node.outputs)
+            calls.append(_Call(node, inputs, outputs, layer))
+        return calls
+
+    def _operand(self, value: Value, layer: int | None) -> Key:
+        return self._key(value, layer)
+
+    def _sweep(self, calls: list[_Call]) -> list[_Call]:
+        """Drops calls whose results nobody reads: what the first layer would hand to nothing that learns."""
+        live = {self._key(v, None) for v in self.graph.outputs.values()}
+        kept = []
+        for call in reversed(calls):
+            record = ops.get(call.node.op)
+            writes = any(o.inout and k is not None for o, k in zip(record.outputs, call.outputs))
+            if writes or any(k in live for k in call.outputs):
+                kept.append(call)
+                live.update(k for k in call.inputs if k is not None)
+        return kept[::-1]
+
+    # -- places ------------------------------------------------------------------------------------------------------
+
+    def _shape(self, value: Value) -> tuple[int, ...]:
+        return tuple(self.options.bindings[d] if isinstance(d, str) else d for d in value.shape)
+
+    def _storage(self, name: str, arena: str | None, size: int, flags: int) -> str:
+        offset = 0
+        if arena is not None:
+            offset = self.arena_sizes.get(arena, 0)
+            self.arena_sizes[arena] = offset + aligned(size)
+        self.program.storages.append(Storage(name, arena, offset, size, flags))
+        return name
+
+    def _tensor(self, name: str, storage: str, dtype: str, shape: tuple[int, ...], byte_offset: int = 0) -> str:
+        self.program.tensors.append(TensorEntry(name, storage, byte_offset, dtype, shape, dense_strides(shape)))
+        return name
+
+    def _place_fixed(self, calls: list[_Call]) -> None:
+        self.trained.place(self)
+        for call in calls:
+            for key in (*call.inputs, *call.outputs):
+                if key is not None and key not in self.names and key[0].kind != ACTIVATION:
+                    self.names[key] = self._place_one(key)
+
+    def _place_one(self, key: Key) -> str:
+        value, layer = key
+        shape = self._shape(value)
+        if value.kind in (INPUT, CONSTANT):
+            storage = self._storage(value.name, "inputs", num_bytes(value.dtype, shape), PERSISTENT | HOST_WRITTEN)
+            return self._tensor(value.name, storage, value.dtype, shape)
+        if value.kind == PARAM:
+            name = self.param_names[key]
+            if value.trainable:
+                return self.trained.tensor_name(name)
+            dtype = self.options.param_dtypes[name]
+            return self._tensor(name, self._storage(f"weight.{name}", None, num_bytes(dtype, shape), 0), dtype, shape)
+        if value.kind == GRAD:
+            return self.trained.gradient_name(self.param_names[(value.of, layer)])
+        name = value.name if layer is None else f"layers.{layer}.{value.name}"
+        arena = "inputs" if layer is None else None
+        storage = self._storage(name, arena, num_bytes(value.dtype, shape), PERSISTENT)
+        return self._tensor(name, storage, value.dtype, shape)
+
+    def _place_activations(self, calls: list[_Call]) -> None:
+        lives: dict[Key, Life] = {}
+        shares: dict[Key, Key] = {}  # output -> the input whose storage it took over
+        last_use: dict[Key, int] = {}
+        for index, call in enumerate(calls):
+            for key in (*call.inputs, *call.outputs):
+                if key is not None:
+                    last_use[key] = index
+        for value in self.graph.outputs.values():
+            last_use[self._key(value, None)] = len(calls) - 1
+        for index, call in enumerate(calls):
+            donor = self._donor(call, index, last_use)
+            for position, key in enumerate(call.outputs):
+                if key is None or key[0].kind != ACTIVATION:
+                    continue
+                if position == 0 and donor is not None:
+                    root = shares.get(donor, donor)
+                    shares[key] = root
+                    lives[root].end = max(lives[root].end, last_use[key])
+                else:
+                    name = f"a{len(lives)}"
+                    lives[key] = Life(name, num_bytes(key[0].dtype, self._shape(key[0])), index, last_use[key])
+        self.activation_floor = lower_bound(list(lives.values()))
+        self.arena_sizes["activations"] = plan(list(lives.values()))
+        for life in lives.values():
+            self.program.storages.append(Storage(life.name, "activations", life.offset, life.bytes))
+        for key in (*lives, *shares):
+            value, layer = key
+            prefix = "" if layer is None else f"{layer}."
+            life = lives[shares.get(key, key)]
+            self.names[key] = self._tensor(f"{prefix}{value.name}.{value.id}", life.name, value.dtype, self._shape(value))
+
+    def _donor(self, call: _Call, index: int, last_use: Mapping[Key, int]) -> Key | None:
+        """The input whose storage output 0 may take over: an activation of the same bytes that is used for the last time."""
+        slot = ops.get(call.node.op).in_place
+        key = call.inputs[slot] if slot is not None else None
+        result = call.outputs[0]
+        if key is None or result is None or key[0].kind != ACTIVATION or last_use[key] != index:
+            return None
+        same = key[0].dtype == result[0].dtype and self._shape(key[0]) == self._shape(result[0])
+        return key if same and call.inputs.count(key) == 1 else None
+
+    # -- instructions ------------------------------------------------------------------------------------------------
+
+    def _entries(self, calls: list[_Call]) -> None:
+        program = self.program
+        if "loss" in self.graph.outputs:
+            targets = ["loss", *(["gradients"] if self.graph.grads else [])]
+            self._entry("begin", [Instruction("fill", (), (name,), (("value", 0.0),)) for name in targets])
+        self._entry("micro_step" if self.graph.grads else "forward", [self._instruction(c) for c in calls])
+        if self.options.optimizer is not None:
+            self._entry("update", self.trained.update(self, self.options.optimizer))
+        for name, value in self.graph.outputs.items():
+            key = self._key(value, None)
+            entry = program.tensor(self.names[key])
+            if entry.name != name:
+                program.tensors.append(TensorEntry(name, entry.storage, entry.byte_offset, entry.dtype, entry.shape,
+                                                   entry.strides))
+
+    def _entry(self, name: str, instructions: list[Instruction]) -> None:
+        self.program.entries.append(Entry(name, len(self.program.instructions), len(instructions)))
+        self.program.instructions += [
+            Instruction(i.op, i.inputs, i.outputs, i.attrs, self.options.kernels.get(i.op, i.kernel)) for i in instructions
+        ]
+
+    def _instruction(self, call: _Call) -> Instruction:
+        inputs = self._shaped(call.node.inputs, call.inputs)
+        outputs = self._shaped(call.node.outputs, call.outputs)
+        attrs = tuple(
+            (name, int(v) + v.stride * (call.layer or 0) if isinstance(v, PerLayer) else v)
+            for name, v in sorted(call.node.attrs.items())
+        )
+        return Instruction(call.node.op, inputs, outputs, attrs)
+
+    def _shaped(self, values: tuple[Value | None, ...], keys: tuple[Key | None, ...]) -> tuple[str | None, ...]:
+        """Names of the operands; where a view gave a value another shape than its storage's tensor, a tensor of that shape."""
+        names = []
+        for value, key in zip(values, keys):
+            if value is None or key is None:
+                names.append(None)
+                continue
+            name = self.names[key]
+            if value is not key[0]:
+                name = self._viewed(name, self._shape(value))
+            names.append(name)
+        return tuple(names)
+
+    def _viewed(self, name: str, shape: tuple[int, ...]) -> str:
+        entry = self.program.tensor(name)
+        if entry.shape == shape:
+            return name
+        viewed = f"{name}:{'x'.join(map(str, shape))}"
+        if viewed not in self._views:
+            self._views[viewed] = self._tensor(viewed, entry.storage, entry.dtype, shape, entry.byte_offset)
+        return viewed
+
+    @property
+    def _views(self) -> dict[str, str]:
+        return self.__dict__.setdefault("_view_names", {})

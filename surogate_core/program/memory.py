@@ -1,0 +1,76 @@
+"""Buffer planning: gives every activation storage an offset in one arena, so that what lives at the same time never
+overlaps and the arena is as small as a simple, fast rule makes it."""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+ALIGNMENT = 64
+
+
+@dataclass
+class Life:
+    """A storage of ``bytes`` that is written first by instruction ``start`` and touched last by ``end``."""
+
+    name: str
+    bytes: int
+    start: int
+    end: int
+    offset: int = -1
+
+
+def aligned(size: int) -> int:
+    return (size + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
+
+
+def lower_bound(lives: Sequence[Life]) -> int:
+    """The most bytes alive at once: no plan is smaller."""
+    changes: dict[int, int] = {}
+    for life in lives:
+        changes[life.start] = changes.get(life.start, 0) + aligned(life.bytes)
+        changes[life.end + 1] = changes.get(life.end + 1, 0) - aligned(life.bytes)
+    peak = total = 0
+    for time in sorted(changes):
+        total += changes[time]
+        peak = max(peak, total)
+    return peak
+
+
+def plan(lives: Sequence[Life]) -> int:
+    """Sets the offsets; returns the arena's size.
+
+    Storages that outlive many instructions (saved for the backward pass) come and go like a stack: they are laid from the
+    bottom up, first fit. Short-lived ones are laid at the lowest gap that fits them above and between. Largest first
+    among those that start together.
+    """
+    placed: list[tuple[int, int, Life]] = []  # (offset, end offset, life) of everything alive, by offset
+    ends: dict[int, list[Life]] = {}
+    peak = 0
+    time = -1
+    for life in sorted(lives, key=lambda x: (x.start, x.start - x.end, -x.bytes)):
+        if life.start != time:
+            expired = [e for e in ends if e < life.start]
+            if expired:
+                for e in expired:
+                    del ends[e]
+                placed = [p for p in placed if p[2].end >= life.start]
+            time = life.start
+        size = aligned(life.bytes)
+        life.offset = _best_fit(placed, size)
+        insort(placed, (life.offset, life.offset + size, life), key=lambda p: p[0])
+        ends.setdefault(life.end, []).append(life)
+        peak = max(peak, life.offset + size)
+    return peak
+
+
+def _best_fit(placed: list[tuple[int, int, Life]], size: int) -> int:
+    """The smallest gap between live storages that holds ``size`` bytes; the end of all of them when none does."""
+    best, best_gap, cursor = -1, None, 0
+    for offset, end, _ in placed:
+        gap = offset - cursor
+        if gap >= size and (best_gap is None or gap < best_gap):
+            best, best_gap = cursor, gap
+        cursor = max(cursor, end)
+    return best if best_gap is not None else cursor

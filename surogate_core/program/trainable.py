@@ -1,0 +1,121 @@
+"""How trained parameters are laid out: flat, so that zeroing, clipping and updating are a few sweeps over memory.
+
+All trained parameters lie one after another in one fp32 storage, matrices first (they get weight decay), then vectors.
+Gradients, optimizer states and the copies in the compute dtype use the same element offsets. Each parameter starts at a
+multiple of 64 bytes in every one of them; the padding between stays zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..ir.graph import Graph
+from .program import PERSISTENT, Instruction, num_bytes
+
+if TYPE_CHECKING:
+    from .emit import _Emitter
+
+PARAMETER_ALIGNMENT = 32
+"""Elements; 64 bytes of bf16."""
+
+
+@dataclass(frozen=True)
+class TrainedParameter:
+    name: str
+    shape: tuple[int, ...]
+    role: str
+    offset: int
+    """In elements of the flat storages."""
+
+    @property
+    def size(self) -> int:
+        count = 1
+        for dim in self.shape:
+            count *= dim
+        return count
+
+
+@dataclass(frozen=True)
+class ParameterGroup:
+    """What one optimizer instruction updates: elements [start, stop) of the flat storages."""
+
+    name: str
+    start: int
+    stop: int
+    decay: bool
+
+
+class TrainableLayout:
+    def __init__(self, parameters: Sequence[TrainedParameter], groups: Sequence[ParameterGroup], size: int, compute: str):
+        self.parameters = {p.name: p for p in parameters}
+        self.groups, self.size, self.compute = list(groups), size, compute
+
+    @classmethod
+    def of(cls, graph: Graph, compute: str) -> TrainableLayout:
+        trained = [(name, v) for name, v, _ in graph.instances() if v.trainable]
+        parameters: list[TrainedParameter] = []
+        groups: list[ParameterGroup] = []
+        offset = 0
+        for group, matrices in (("matrices", True), ("vectors", False)):
+            start = offset
+            for name, value in trained:
+                if (len(value.shape) >= 2) == matrices:
+                    parameters.append(TrainedParameter(name, tuple(value.shape), value.role or "", offset))
+                    offset += -(-parameters[-1].size // PARAMETER_ALIGNMENT) * PARAMETER_ALIGNMENT
+            if offset > start:
+                groups.append(ParameterGroup(group, start, offset, matrices))
+        return cls(parameters, groups, offset, compute)
+
+    @property
+    def has_copy(self) -> bool:
+        """Whether matrices are computed with in another dtype than the master's."""
+        return self.compute != "f32" and any(len(p.shape) >= 2 for p in self.parameters.values())
+
+    def place(self, emitter: _Emitter) -> None:
+        """Declares storages and tensors: "master", "trained" (the copy), "gradients", and one of each per parameter."""
+        if not self.size:
+            return
+        self._flat(emitter, "master", "trained", "f32")
+        if self.has_copy:
+            self._flat(emitter, "trained", "trained", self.compute)
+        if emitter.graph.grads:
+            self._flat(emitter, "gradients", "gradients", "f32")
+        for p in self.parameters.values():
+            emitter._tensor(f"master.{p.name}", "master", "f32", p.shape, 4 * p.offset)
+            if self.has_copy and len(p.shape) >= 2:
+                size = num_bytes(self.compute, (1,))
+                emitter._tensor(f"trained.{p.name}", "trained", self.compute, p.shape, size * p.offset)
+            if emitter.graph.grads:
+                emitter._tensor(f"gradients.{p.name}", "gradients", "f32", p.shape, 4 * p.offset)
+
+    def _flat(self, emitter: _Emitter, name: str, arena: str, dtype: str) -> None:
+        emitter._storage(name, arena, num_bytes(dtype, (self.size,)), PERSISTENT)
+        emitter._tensor(name, name, dtype, (self.size,))
+
+    def tensor_name(self, name: str) -> str:
+        """The tensor that ops read parameter ``name`` from."""
+        matrix = len(self.parameters[name].shape) >= 2
+        return f"trained.{name}" if self.has_copy and matrix else f"master.{name}"
+
+    def gradient_name(self, name: str) -> str:
+        return f"gradients.{name}"
+
+    def update(self, emitter: _Emitter, optimizer) -> list[Instruction]:
+        """Global norm, the optimizer's instructions for each group, and the refreshed copy."""
+        norm = emitter._tensor("grad_norm", emitter._storage("grad_norm", "inputs", 4, PERSISTENT), "f32", (1,))
+        hyper = emitter._tensor("hyper", emitter._storage("hyper", "inputs", 16, PERSISTENT | 2), "f32", (4,))
+        for state in optimizer.states:
+            self._flat(emitter, f"optimizer.{state}", "optimizer", "f32")
+        instructions = [Instruction("global_norm", ("gradients",), (norm,))]
+        for group in self.groups:
+            def part(flat: str, group: ParameterGroup = group) -> str:
+                name = f"{flat}.{group.name}"
+                return emitter._tensor(name, flat, "f32", (group.stop - group.start,), 4 * group.start)
+
+            states = {state: part(f"optimizer.{state}") for state in optimizer.states}
+            instructions += optimizer.emit(group, part("gradients"), norm, hyper, part("master"), states)
+        if self.has_copy:
+            instructions.append(Instruction("cast", ("master",), ("trained",), (("out_dtype", self.compute),)))
+        return instructions
