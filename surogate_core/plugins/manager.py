@@ -188,9 +188,10 @@ class PluginManager:
                     discovered = report.entry_point and not report.built_in
                     if discovered and report.status == "loaded" and not self._is_allowed(report, allowed):
                         self._retire(plugin, "not allowed", "the configuration's `plugins:` does not list it")
-            self._named = allowed or []
-            for name in self._named:
-                self.require(name)
+            if allowed is not None:
+                self._named = allowed
+                for name in allowed:
+                    self.require(name)
 
     def register(self, implementation: object, name: str, version: str = "") -> None:
         """Adds a plugin that no entry point names: a module or object with hooks. For hosts that vendor the core.
