@@ -34,16 +34,25 @@ sg_tensor tensor_over(const Buffer &buffer, int32_t dtype, const std::vector<int
   return tensor;
 }
 
+// A kernel may say anything; what isn't UTF-8 is shown as such.
+nb::object text(const std::string &bytes) {
+  return nb::steal(PyUnicode_DecodeUTF8(bytes.data(), static_cast<Py_ssize_t>(bytes.size()), "backslashreplace"));
+}
+
 void translate(const std::exception_ptr &pointer, void *) {
   try {
     std::rethrow_exception(pointer);
   } catch (const Error &error) {
     nb::object type = error_type != nullptr ? nb::borrow(error_type) : nb::borrow(PyExc_RuntimeError);
-    nb::object hint = error.hint.empty() ? nb::none() : nb::object(nb::str(error.hint.c_str()));
-    nb::object instance = type(error.message, hint);
+    nb::object hint = error.hint.empty() ? nb::none() : text(error.hint);
+    std::string message = error.message;
     nb::list operands;
-    for (const std::string &line : error.operands) operands.append(line);
-    instance.attr("op") = error.op.empty() ? nb::none() : nb::object(nb::str(error.op.c_str()));
+    for (const std::string &line : error.operands) {
+      message += "\n  " + line;
+      operands.append(text(line));
+    }
+    nb::object instance = type(text(message), hint);
+    instance.attr("op") = error.op.empty() ? nb::none() : text(error.op);
     instance.attr("instruction") = error.instruction < 0 ? nb::none() : nb::object(nb::int_(error.instruction));
     instance.attr("operands") = operands;
     PyErr_SetObject(type.ptr(), instance.ptr());

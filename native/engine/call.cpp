@@ -23,12 +23,11 @@ sg_call make_call(const char *op, sg_stream *stream, std::span<const sg_tensor *
   return call;
 }
 
-std::vector<std::string> describe_operands(const sg_call &call, std::span<const std::string> names) {
+std::vector<std::string> describe_operands(const sg_call &call) {
   std::vector<std::string> lines;
   auto describe = [&](const char *side, int32_t count, const sg_tensor *const *operands) {
     for (int32_t i = 0; i < count; ++i) {
-      std::string name = side + std::to_string(i);
-      if (lines.size() < names.size()) name += " " + names[lines.size()];
+      const std::string name = side + std::to_string(i);
       lines.push_back(operands[i]->data == nullptr ? name + ": absent" : operand_text(name, *operands[i]));
     }
   };
@@ -43,7 +42,6 @@ void throw_kernel_error(const Kernel &kernel, const sg_call &call, const char *p
   Error error("op '" + std::string(call.op) + "', kernel '" + kernel.table.name + "' failed to " + phase + ": " + reason);
   error.op = call.op;
   error.operands = describe_operands(call);
-  for (const std::string &line : error.operands) error.message += "\n  " + line;
   throw error;
 }
 

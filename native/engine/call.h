@@ -16,8 +16,8 @@ constexpr size_t kErrorSize = 1024;  // bytes of the buffer in which a kernel sa
 sg_call make_call(const char *op, sg_stream *stream, std::span<const sg_tensor *const> inputs,
                   std::span<const sg_tensor *const> outputs, std::span<const sg_attr> attrs, char *error);
 
-// One line an operand of a call: "input 0: bf16[4, 576]". `names` (inputs, then outputs) take the place of the numbers.
-std::vector<std::string> describe_operands(const sg_call &call, std::span<const std::string> names = {});
+// One line an operand of a call: "input 0: bf16[4, 576]".
+std::vector<std::string> describe_operands(const sg_call &call);
 
 // Throws what a kernel wrote into call.error.
 [[noreturn]] void throw_kernel_error(const Kernel &kernel, const sg_call &call, const char *phase);

@@ -20,7 +20,7 @@ class SUROGATE_API Error : public std::exception {
   std::string hint;                   // what to do about it; empty where the message says it already
   std::string op;                     // the op concerned, or empty
   int64_t instruction = -1;           // index into the program's instructions, or -1
-  std::vector<std::string> operands;  // one line an operand: name, dtype and shape
+  std::vector<std::string> operands;  // one line an operand: name, dtype and shape; not repeated in `message`
 };
 
 }  // namespace surogate

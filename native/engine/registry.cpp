@@ -151,12 +151,14 @@ Choice Registry::select(const sg_call &call, const std::string &backend, std::st
   if (choice.kernel != nullptr) return choice;
 
   Error error("no kernel for op '" + std::string(call.op) + "' on backend '" + backend + "'");
-  if (!requested.empty()) error.message = "kernel '" + std::string(requested) + "' cannot run op '" + call.op + "' on '" + backend + "'";
-  error.hint = choice.candidates.empty() ? "no library loaded brings this op: install the plugin that does"
-                                         : "candidates: " + known + "; a score of 0 means that the kernel cannot run these operands";
+  if (!requested.empty()) {
+    error.message = "kernel '" + std::string(requested) + "' cannot run op '" + call.op + "' on '" + backend + "'";
+  }
+  error.hint = choice.candidates.empty()
+                   ? "no library loaded brings this op: install the plugin that does"
+                   : "candidates: " + known + "; a score of 0 means that a kernel cannot run these operands";
   error.op = call.op;
   error.operands = describe_operands(call);
-  for (const std::string &line : error.operands) error.message += "\n  " + line;
   throw error;
 }
 

@@ -7,16 +7,21 @@ None), ``instruction`` (index into the program, or None) and ``operands`` (a lin
 from __future__ import annotations
 
 from ..errors import EngineError
-from .library import cpu_features, kernels, libraries, load, register_library
+from .library import cpu_features, kernels, libraries, load, load_library, register_library
 from .ops import run_op
-
+from .session import Session, default_threads, plan, workspace_bytes
 
 __all__ = [
     "EngineError",
+    "Session",
     "cpu_features",
+    "default_threads",
     "kernels",
     "libraries",
     "load",
+    "load_library",
+    "plan",
     "register_library",
     "run_op",
+    "workspace_bytes",
 ]

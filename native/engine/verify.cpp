@@ -1,0 +1,229 @@
+#include "verify.h"
+
+#include <algorithm>
+#include <map>
+#include <vector>
+
+#include "dtype.h"
+#include "tensor.h"
+
+namespace surogate {
+namespace {
+
+constexpr uint64_t kMaxAlignment = 4096;
+
+std::string quoted(const char *name) { return "'" + std::string(name) + "'"; }
+
+void check_arenas_and_storages(const Program &program) {
+  for (const Arena &arena : program.arenas()) {
+    const bool power_of_two = arena.alignment != 0 && (arena.alignment & (arena.alignment - 1)) == 0;
+    if (!power_of_two || arena.alignment > kMaxAlignment) {
+      throw Error("arena " + quoted(arena.name) + " wants alignment " + std::to_string(arena.alignment) +
+                  ": it must be a power of two, at most " + std::to_string(kMaxAlignment));
+    }
+  }
+  for (const Storage &storage : program.storages()) {
+    if (storage.external()) {
+      if (storage.offset != 0) throw Error("external storage " + quoted(storage.name) + " has an offset");
+      continue;
+    }
+    const Arena &arena = program.arenas()[static_cast<size_t>(storage.arena)];
+    if (storage.offset > arena.bytes || storage.bytes > arena.bytes - storage.offset) {
+      throw Error("storage " + quoted(storage.name) + " (" + std::to_string(storage.bytes) + " bytes at " +
+                  std::to_string(storage.offset) + ") doesn't fit into arena " + quoted(arena.name) + " of " +
+                  std::to_string(arena.bytes) + " bytes");
+    }
+  }
+}
+
+void check_tensors(const Program &program) {
+  for (const Tensor &tensor : program.tensors()) {
+    const Storage &storage = program.storage_of(tensor);
+    if (tensor.byte_offset > storage.bytes || tensor.bytes > storage.bytes - tensor.byte_offset) {
+      throw Error("tensor " + operand_text(tensor.name, tensor.layout) + " (" + std::to_string(tensor.bytes) +
+                  " bytes at " + std::to_string(tensor.byte_offset) + ") doesn't fit into storage " +
+                  quoted(storage.name) + " of " + std::to_string(storage.bytes) + " bytes");
+    }
+    const uint64_t unit = is_block_dtype(tensor.layout.dtype) ? 2 : dtype_info(tensor.layout.dtype)->block_bytes;
+    if ((storage.offset + tensor.byte_offset) % unit != 0) {
+      throw Error("tensor " + operand_text(tensor.name, tensor.layout) + " isn't aligned to its elements");
+    }
+  }
+}
+
+// Sorted by stride, each axis must step over everything that the axes below it reach.
+bool elements_are_distinct(const sg_tensor &tensor) {
+  std::vector<std::pair<int64_t, int64_t>> axes;  // (stride, size)
+  for (int32_t axis = 0; axis < tensor.rank; ++axis) {
+    if (tensor.shape[axis] == 0) return true;
+    if (tensor.shape[axis] > 1) axes.emplace_back(tensor.strides[axis], tensor.shape[axis]);
+  }
+  std::sort(axes.begin(), axes.end());
+  int64_t reach = 0;
+  for (auto [stride, size] : axes) {
+    if (stride <= reach) return false;
+    reach += stride * (size - 1);  // fits: extent_bytes computed the same sum
+  }
+  return true;
+}
+
+// Which storages are live while an entry runs, told instruction by instruction.
+class Liveness {
+ public:
+  explicit Liveness(const Program &program) : program_(program), live_(program.arenas().size()) {}
+
+  void check(const Entry &entry) {
+    find_uses(entry);
+    for (auto &arena : live_) arena.clear();
+    for (size_t s = 0; s < uses_.size(); ++s) {
+      if (program_.storages()[s].always_live()) begin(s, entry.first, entry);
+    }
+    std::vector<std::vector<size_t>> begins(entry.count), ends(entry.count);
+    for (size_t s = 0; s < uses_.size(); ++s) {
+      if (program_.storages()[s].always_live() || !uses_[s].used) continue;
+      begins[uses_[s].first - entry.first].push_back(s);
+      ends[uses_[s].last - entry.first].push_back(s);
+    }
+    for (uint32_t i = 0; i < entry.count; ++i) {
+      for (size_t s : begins[i]) begin(s, entry.first + i, entry);
+      for (size_t s : ends[i]) end(s);
+    }
+  }
+
+ private:
+  struct Use {
+    bool used = false;
+    uint32_t first = 0, last = 0;
+  };
+
+  void find_uses(const Entry &entry) {
+    uses_.assign(program_.storages().size(), {});
+    for (uint32_t i = entry.first; i < entry.first + entry.count; ++i) {
+      const Instruction &instruction = program_.instructions()[i];
+      for (std::span<const int32_t> side : {instruction.inputs, instruction.outputs}) {
+        for (int32_t index : side) {
+          if (index < 0) continue;
+          Use &use = uses_[static_cast<size_t>(program_.tensors()[static_cast<size_t>(index)].storage)];
+          if (!use.used) use = {true, i, i};
+          use.last = i;
+        }
+      }
+    }
+  }
+
+  void begin(size_t index, uint32_t instruction, const Entry &entry) {
+    const Storage &storage = program_.storages()[index];
+    if (storage.external() || storage.bytes == 0) return;
+    auto &arena = live_[static_cast<size_t>(storage.arena)];
+    auto next = arena.lower_bound(storage.offset);
+    size_t other = index;
+    if (next != arena.end() && next->first < storage.offset + storage.bytes) other = next->second;
+    if (next != arena.begin()) {
+      const size_t before = std::prev(next)->second;
+      if (program_.storages()[before].offset + program_.storages()[before].bytes > storage.offset) other = before;
+    }
+    if (other != index) {
+      throw Error("storages " + quoted(program_.storages()[other].name) + " and " + quoted(storage.name) +
+                  " overlap in arena " + quoted(program_.arenas()[static_cast<size_t>(storage.arena)].name) +
+                  " and are both live at instruction " + std::to_string(instruction) + " of entry " + quoted(entry.name));
+    }
+    arena.emplace(storage.offset, index);
+  }
+
+  void end(size_t index) {
+    const Storage &storage = program_.storages()[index];
+    if (!storage.external() && storage.bytes > 0) live_[static_cast<size_t>(storage.arena)].erase(storage.offset);
+  }
+
+  const Program &program_;
+  std::vector<Use> uses_;
+  std::vector<std::map<uint64_t, size_t>> live_;  // for each arena: offset -> storage
+};
+
+void check_written_before_read(const Program &program, const Entry &entry) {
+  std::vector<bool> written(program.storages().size());
+  for (size_t s = 0; s < written.size(); ++s) {
+    written[s] = program.storages()[s].external() || program.storages()[s].always_live();
+  }
+  for (uint32_t i = entry.first; i < entry.first + entry.count; ++i) {
+    const Instruction &instruction = program.instructions()[i];
+    for (int32_t index : instruction.inputs) {
+      if (index < 0) continue;
+      const Tensor &tensor = program.tensors()[static_cast<size_t>(index)];
+      if (!written[static_cast<size_t>(tensor.storage)]) {
+        program.fail(i, "entry " + quoted(entry.name) + " reads " + quoted(tensor.name) + " before anything wrote it",
+                     "write it earlier in this entry, or mark its storage persistent or as an input");
+      }
+    }
+    for (int32_t index : instruction.outputs) {
+      if (index >= 0) written[static_cast<size_t>(program.tensors()[static_cast<size_t>(index)].storage)] = true;
+    }
+  }
+}
+
+void check_instructions(const Program &program, uint32_t num_streams) {
+  for (size_t i = 0; i < program.instructions().size(); ++i) {
+    const Instruction &instruction = program.instructions()[i];
+    if (instruction.stream >= num_streams) {
+      program.fail(i, "it runs on stream " + std::to_string(instruction.stream) + ", the backend has " +
+                          std::to_string(num_streams));
+    }
+    for (int32_t index : instruction.outputs) {
+      if (index < 0) continue;
+      const Tensor &tensor = program.tensors()[static_cast<size_t>(index)];
+      if (!elements_are_distinct(tensor.layout)) {
+        program.fail(i, "output " + quoted(tensor.name) + " has several elements in one place");
+      }
+    }
+  }
+}
+
+bool overlap(const Tensor &a, const Tensor &b) {
+  return a.storage == b.storage && a.byte_offset < b.byte_offset + b.bytes && b.byte_offset < a.byte_offset + a.bytes;
+}
+
+bool coincide(const Tensor &a, const Tensor &b) {
+  return a.byte_offset == b.byte_offset && a.layout.dtype == b.layout.dtype && a.layout.rank == b.layout.rank &&
+         std::equal(a.layout.shape, a.layout.shape + a.layout.rank, b.layout.shape) &&
+         std::equal(a.layout.strides, a.layout.strides + a.layout.rank, b.layout.strides);
+}
+
+}  // namespace
+
+void verify(const Program &program, uint32_t num_streams) {
+  check_arenas_and_storages(program);
+  check_tensors(program);
+  check_instructions(program, num_streams);
+  Liveness liveness(program);
+  for (const Entry &entry : program.entries()) {
+    check_written_before_read(program, entry);
+    liveness.check(entry);
+  }
+}
+
+void verify_overlap(const Program &program, size_t index, const sg_kernel &kernel) {
+  const Instruction &instruction = program.instructions()[index];
+  const bool may_work_in_place = (kernel.traits & SG_TRAIT_IN_PLACE) != 0;
+  for (size_t o = 0; o < instruction.outputs.size(); ++o) {
+    if (instruction.outputs[o] < 0) continue;
+    const Tensor &output = program.tensors()[static_cast<size_t>(instruction.outputs[o])];
+    for (size_t i = 0; i < instruction.inputs.size(); ++i) {
+      if (instruction.inputs[i] < 0) continue;
+      const Tensor &input = program.tensors()[static_cast<size_t>(instruction.inputs[i])];
+      const bool in_place = may_work_in_place && o == 0 && static_cast<int64_t>(i) == kernel.in_place_input;
+      if (overlap(output, input) && !(in_place && coincide(output, input))) {
+        program.fail(index, "output " + quoted(output.name) + " overlaps input " + quoted(input.name) + ", and kernel " +
+                                quoted(kernel.name) + " doesn't work in place of it");
+      }
+    }
+    for (size_t p = 0; p < o; ++p) {
+      if (instruction.outputs[p] < 0) continue;
+      const Tensor &other = program.tensors()[static_cast<size_t>(instruction.outputs[p])];
+      if (overlap(output, other)) {
+        program.fail(index, "outputs " + quoted(other.name) + " and " + quoted(output.name) + " overlap");
+      }
+    }
+  }
+}
+
+}  // namespace surogate
