@@ -1,14 +1,13 @@
-"""From rows to documents: reads, understands, masks and cuts rows, and keeps a ledger in which every token has its place.
-"""
+"""From rows to documents: reads, understands, masks and cuts rows, with a ledger in which every token has its place."""
 
 from __future__ import annotations
 
 import hashlib
 import random
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,10 +22,11 @@ _WORRYING_SHARE = 0.3
 
 @dataclass
 class Ledger:
-    """Counts of one data set for one epoch. tokens_read + tokens_resampled = trained + masked + truncated + dropped.
+    """Counts of one data set for one epoch. read + resampled = trained + masked + truncated + dropped + held_out.
 
     resampled: tokens added (or, negative, left out) by the data set's weight. masked: kept tokens that are no target.
-    truncated: cut from rows that were kept. dropped: in rows, or pieces of rows, that were not kept.
+    truncated: cut from rows that were kept. dropped: in rows, or pieces of rows, that were not kept. held_out: in rows
+    that were set aside for validation.
     """
 
     rows_read: int = 0
@@ -41,11 +41,12 @@ class Ledger:
     tokens_masked: int = 0
     tokens_truncated: int = 0
     tokens_dropped: int = 0
+    tokens_held_out: int = 0
 
     @property
     def balances(self) -> bool:
         used = self.tokens_trained + self.tokens_masked + self.tokens_truncated + self.tokens_dropped
-        return self.tokens_read + self.tokens_resampled == used
+        return self.tokens_read + self.tokens_resampled == used + self.tokens_held_out
 
     def __add__(self, other: Ledger) -> Ledger:
         return Ledger(*(getattr(self, item.name) + getattr(other, item.name) for item in fields(self)))
@@ -56,13 +57,15 @@ class TokenDataset:
     """Documents end to end. Document i is tokens[offsets[i]:offsets[i + 1]].
 
     tokens: i32[n]. weights: f32[n], how much each token counts as a target (0: masked; the first token of a document
-    never is one). offsets: i64[documents + 1]. rows: where each document came from, "file:line". ledgers: by data set.
+    never is one). offsets: i64[documents + 1]. rows: where each document came from, "file:line". sources: the data set
+    of each document, a key of `ledgers`.
     """
 
     tokens: np.ndarray
     weights: np.ndarray
     offsets: np.ndarray
     rows: list[str]
+    sources: list[str]
     ledgers: dict[str, Ledger] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
 
@@ -88,19 +91,24 @@ class TokenDataset:
     def select(self, indices: Sequence[int]) -> TokenDataset:
         """The chosen documents in the order given (a document may be chosen more than once). Ledgers stay behind."""
         pieces = [slice(int(self.offsets[i]), int(self.offsets[i + 1])) for i in indices]
-        return _join([(self.tokens[piece], self.weights[piece], self.rows[i])
+        return _join([_Document(self.tokens[piece], self.weights[piece], self.rows[i], self.sources[i])
                       for piece, i in zip(pieces, indices, strict=True)])
 
 
-_Document = tuple[np.ndarray, np.ndarray, str]
+class _Document(NamedTuple):
+    tokens: np.ndarray
+    weights: np.ndarray
+    row: str
+    source: str
 
 
 def _join(documents: Sequence[_Document]) -> TokenDataset:
     offsets = np.zeros(len(documents) + 1, np.int64)
-    np.cumsum([len(tokens) for tokens, _, _ in documents], out=offsets[1:])
-    tokens = np.concatenate([np.zeros(0, np.int32), *(item[0] for item in documents)])
-    weights = np.concatenate([np.zeros(0, np.float32), *(item[1] for item in documents)])
-    return TokenDataset(tokens, weights, offsets, [item[2] for item in documents])
+    np.cumsum([len(item.tokens) for item in documents], out=offsets[1:])
+    tokens = np.concatenate([np.zeros(0, np.int32), *(item.tokens for item in documents)])
+    weights = np.concatenate([np.zeros(0, np.float32), *(item.weights for item in documents)])
+    return TokenDataset(tokens, weights, offsets, [item.row for item in documents],
+                        [item.source for item in documents])
 
 
 def concatenate(datasets: Sequence[TokenDataset]) -> TokenDataset:
@@ -112,6 +120,7 @@ def concatenate(datasets: Sequence[TokenDataset]) -> TokenDataset:
         np.concatenate([np.zeros(0, np.int32), *(item.tokens for item in datasets)]),
         np.concatenate([np.zeros(0, np.float32), *(item.weights for item in datasets)]),
         np.concatenate(offsets), [row for item in datasets for row in item.rows],
+        [source for item in datasets for source in item.sources],
         {name: ledger for item in datasets for name, ledger in item.ledgers.items()},
         [text for item in datasets for text in item.warnings])
 
@@ -142,15 +151,13 @@ def build_dataset(specs: Sequence[Any], encoder: Encoder, sequence_len: int, ove
     if overlong not in OVERLONG:
         raise DataError(f"overlong is {overlong!r}", f"Known: {', '.join(OVERLONG)}.")
     bad_rows = BadRows(quarantine)
-    parts = [_build_one(spec, encoder, sequence_len, overlong, seed, formats, bad_rows) for spec in specs]
-    named = {}
-    for spec, part in zip(specs, parts, strict=True):
-        name = str(spec.path) if str(spec.path) not in named else f"{spec.path} ({len(named) + 1})"
-        named[name] = part.ledgers["all"]
-    whole = concatenate(parts)
-    whole = TokenDataset(whole.tokens, whole.weights, whole.offsets, whole.rows, named, whole.warnings)
+    parts: dict[str, TokenDataset] = {}
+    for spec in specs:
+        name = str(spec.path) if str(spec.path) not in parts else f"{spec.path} ({len(parts) + 1})"
+        parts[name] = _build_one(spec, name, encoder, sequence_len, overlong, seed, formats, bad_rows)
+    whole = concatenate(list(parts.values()))
     if not len(whole):
-        total = sum(named.values(), Ledger())
+        total = sum(whole.ledgers.values(), Ledger())
         raise DataError(f"no row is left to train on: {total.rows_read} read, {total.rows_bad} bad, "
                         f"{total.rows_unsupervised} without a supervised token, {total.rows_dropped} dropped because "
                         f"they have more than {sequence_len} tokens",
@@ -158,26 +165,26 @@ def build_dataset(specs: Sequence[Any], encoder: Encoder, sequence_len: int, ove
     return whole
 
 
-def _build_one(spec: Any, encoder: Encoder, sequence_len: int, overlong: str, seed: int,
+def _build_one(spec: Any, name: str, encoder: Encoder, sequence_len: int, overlong: str, seed: int,
                formats: Mapping[str, DatasetFormat], bad_rows: BadRows) -> TokenDataset:
     ledger = Ledger()
     bad_before = bad_rows.count
     documents: list[_Document] = []
     for row, encoded in encode_rows(spec, encoder, formats, bad_rows, seed):
-        documents += _documents_of(row, encoded, sequence_len, overlong, ledger)
+        documents += _documents_of(row, name, encoded, sequence_len, overlong, ledger)
     ledger.rows_bad = bad_rows.count - bad_before
     ledger.rows_read += ledger.rows_bad
     order, ledger.tokens_resampled = _resample(documents, spec, seed)
     documents = [documents[i] for i in order]
     ledger.documents = len(documents)
-    ledger.tokens_trained = sum(int(np.count_nonzero(weights)) for _, weights, _ in documents)
-    ledger.tokens_masked = sum(len(tokens) for tokens, _, _ in documents) - ledger.tokens_trained
     joined = _join(documents)
-    return TokenDataset(joined.tokens, joined.weights, joined.offsets, joined.rows, {"all": ledger},
-                        _warnings(spec, ledger, sequence_len))
+    ledger.tokens_trained = joined.num_targets
+    ledger.tokens_masked = len(joined.tokens) - ledger.tokens_trained
+    return replace(joined, ledgers={name: ledger}, warnings=_warnings(spec, ledger, sequence_len))
 
 
-def _documents_of(row: Row, encoded: Encoded, sequence_len: int, overlong: str, ledger: Ledger) -> list[_Document]:
+def _documents_of(row: Row, name: str, encoded: Encoded, sequence_len: int, overlong: str,
+                  ledger: Ledger) -> list[_Document]:
     length = len(encoded.ids)
     ledger.rows_read += 1
     ledger.tokens_read += length
@@ -197,7 +204,7 @@ def _documents_of(row: Row, encoded: Encoded, sequence_len: int, overlong: str, 
         weights = encoded.weights[piece].copy()
         weights[:1] = 0.0
         if np.any(weights > 0):
-            kept.append((encoded.ids[piece], weights, row.where))
+            kept.append(_Document(encoded.ids[piece], weights, row.where, name))
         else:
             ledger.tokens_dropped += piece.stop - piece.start
     if kept:
@@ -217,8 +224,8 @@ def _resample(documents: Sequence[_Document], spec: Any, seed: int) -> tuple[lis
     rest = round((weight - whole) * len(documents))
     chosen = sorted(random.Random(f"{seed} weight {spec.path}").sample(range(len(documents)), rest))
     order = list(range(len(documents))) * whole + chosen
-    before = sum(len(tokens) for tokens, _, _ in documents)
-    return order, sum(len(documents[i][0]) for i in order) - before
+    before = sum(len(item.tokens) for item in documents)
+    return order, sum(len(documents[i].tokens) for i in order) - before
 
 
 def _warnings(spec: Any, ledger: Ledger, sequence_len: int) -> list[str]:
@@ -227,11 +234,13 @@ def _warnings(spec: Any, ledger: Ledger, sequence_len: int) -> list[str]:
         out.append(f"{spec.path}: {ledger.rows_bad} of {ledger.rows_read} rows are bad and were set aside")
     if ledger.rows_unsupervised > _WORRYING_SHARE * max(ledger.rows_read, 1):
         cause = f"; {ledger.rows_overlong} rows exceed sequence_len {sequence_len}" if ledger.rows_overlong else ""
-        out.append(f"{spec.path}: {ledger.rows_unsupervised} of {ledger.rows_read} rows have no supervised token{cause}")
+        count = f"{ledger.rows_unsupervised} of {ledger.rows_read}"
+        out.append(f"{spec.path}: {count} rows have no supervised token{cause}")
     return out
 
 
-def split_validation(dataset: TokenDataset, validation_split: float, seed: int = 0) -> tuple[TokenDataset, TokenDataset]:
+def split_validation(dataset: TokenDataset, validation_split: float,
+                     seed: int = 0) -> tuple[TokenDataset, TokenDataset]:
     """Sets rows aside for validation: a share below 1, or a whole number of rows. Documents of one row stay together.
 
     Returns (training, validation). Raises DataError where either side would be empty.
@@ -244,6 +253,13 @@ def split_validation(dataset: TokenDataset, validation_split: float, seed: int =
     aside = set(random.Random(f"{seed} validation").sample(rows, count))
     train = [i for i, row in enumerate(dataset.rows) if row not in aside]
     held = [i for i, row in enumerate(dataset.rows) if row in aside]
-    kept = dataset.select(train)
-    return (TokenDataset(kept.tokens, kept.weights, kept.offsets, kept.rows, dataset.ledgers, dataset.warnings),
-            dataset.select(held))
+    ledgers = {name: replace(ledger) for name, ledger in dataset.ledgers.items()}
+    for i in held:
+        weights = dataset.weights[int(dataset.offsets[i]):int(dataset.offsets[i + 1])]
+        ledger, targets = ledgers[dataset.sources[i]], int(np.count_nonzero(weights))
+        ledger.documents -= 1
+        ledger.tokens_trained -= targets
+        ledger.tokens_masked -= len(weights) - targets
+        ledger.tokens_held_out += len(weights)
+    kept = replace(dataset.select(train), ledgers=ledgers, warnings=dataset.warnings)
+    return kept, dataset.select(held)

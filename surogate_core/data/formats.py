@@ -187,7 +187,7 @@ def _likeness(columns: Set[str], item: DatasetFormat) -> float:
 
 
 def conversation(messages: Any, column: str) -> list[Message]:
-    """Messages in one spelling: role, content, tool_calls with parsed arguments. Raises DataError naming the message."""
+    """Messages in one spelling: role, content, parsed tool calls. Raises DataError naming the message."""
     if not isinstance(messages, list):
         raise DataError(f"{column} is a {type(messages).__name__}, not a list of messages")
     if not messages:

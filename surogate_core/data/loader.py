@@ -80,8 +80,9 @@ class Loader:
     def __init__(self, dataset: TokenDataset, *, sequence_len: int, per_device_train_batch_size: int = 1,
                  gradient_accumulation_steps: int = 1, sample_packing: bool = True, seed: int = 0,
                  shuffle: bool = True, pad_token_id: int | None = None, max_documents: int = 0) -> None:
-        for name, value in (("sequence_len", sequence_len), ("per_device_train_batch_size", per_device_train_batch_size),
-                            ("gradient_accumulation_steps", gradient_accumulation_steps)):
+        sizes = {"sequence_len": sequence_len, "per_device_train_batch_size": per_device_train_batch_size,
+                 "gradient_accumulation_steps": gradient_accumulation_steps}
+        for name, value in sizes.items():
             if value < 1:
                 raise DataError(f"{name} is {value}, not at least 1")
         if not len(dataset):
@@ -137,17 +138,18 @@ class Loader:
         """The next step; after the last of an epoch comes the first of the next."""
         if self._micro_batch >= self.micro_batches_per_epoch:
             self._epoch, self._micro_batch = self._epoch + 1, 0
-        start, epoch = self._micro_batch, self._epoch
-        stop = min(start + self.accumulation, self.micro_batches_per_epoch)
-        batches = [self.micro_batch(epoch, index) for index in range(start, stop)]
-        self._micro_batch = stop
-        return Step(batches, epoch, start // self.accumulation)
+        step = self._step(self._epoch, self._micro_batch)
+        self._micro_batch += len(step)
+        return step
 
     def epoch(self, epoch: int = 0) -> Iterator[Step]:
         """All steps of one epoch, for evaluation; the loader's own place is not touched."""
         for start in range(0, self.micro_batches_per_epoch, self.accumulation):
-            stop = min(start + self.accumulation, self.micro_batches_per_epoch)
-            yield Step([self.micro_batch(epoch, index) for index in range(start, stop)], epoch, start // self.accumulation)
+            yield self._step(epoch, start)
+
+    def _step(self, epoch: int, start: int) -> Step:
+        stop = min(start + self.accumulation, self.micro_batches_per_epoch)
+        return Step([self.micro_batch(epoch, index) for index in range(start, stop)], epoch, start // self.accumulation)
 
     def micro_batch(self, epoch: int, index: int) -> Batch:
         """Micro-batch `index` of an epoch. Its token_weights are zero until a Step is made of it."""
@@ -158,7 +160,8 @@ class Loader:
     def state_dict(self) -> dict[str, Any]:
         """The place in the data: JSON-able, exact to the micro-batch."""
         return {"epoch": self._epoch, "micro_batch": self._micro_batch, "seed": self._seed, "bins": len(self._bins),
-                "batch_size": self.batch_size, "sequence_len": self.sequence_len, "dataset": self._fingerprint}
+                "batch_size": self.batch_size, "accumulation": self.accumulation, "sequence_len": self.sequence_len,
+                "dataset": self._fingerprint}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes to a place saved by `state_dict`. Raises DataError where data, seed or shapes are not those of then."""
@@ -172,8 +175,8 @@ class Loader:
     def _order(self, epoch: int) -> np.ndarray:
         if self._order_of is None or self._order_of[0] != epoch:
             count = len(self._bins)
-            order = np.random.default_rng([self._seed, 1, epoch]).permutation(count) if self._shuffle else np.arange(count)
-            self._order_of = (epoch, order)
+            generator = np.random.default_rng([self._seed, 1, epoch])
+            self._order_of = (epoch, generator.permutation(count) if self._shuffle else np.arange(count))
         return self._order_of[1]
 
     def _fill(self, bins: list[list[int]]) -> Batch:

@@ -1,6 +1,6 @@
 """Which tokens are trained on. The whole rendered conversation is tokenized once; labels come from character offsets.
 
-So a marker that tokenizes differently in its surroundings cannot be missed, and the ids are the ones a server would see.
+So a marker that tokenizes differently in its surroundings cannot be missed, and the ids are those that a server sees.
 """
 
 from __future__ import annotations
@@ -38,7 +38,10 @@ class TokenizerLike(Protocol):
 
 @dataclass(frozen=True)
 class Encoded:
-    """One tokenized row. ids: i32[n]. weights: f32[n], how much token i counts as a target (0: masked). offsets: [n]."""
+    """One tokenized row.
+
+    ids: i32[n]. weights: f32[n], how much token i counts as a target (0: masked). offsets: [n] of characters in `text`.
+    """
 
     text: str
     ids: np.ndarray
@@ -157,8 +160,8 @@ def message_weights(messages: Sequence[Message], train_on: str, completion_start
         train, weight = message.get("train"), message.get("weight")
         if message["role"] != "assistant":
             if (train is True and train_on != "all") or (train is False and train_on == "all"):
-                raise DataError(f"messages[{index}] ({message['role']}): train is {train}; only an assistant's turn can "
-                                f"be chosen apart from `train_on: {train_on}`")
+                raise DataError(f"messages[{index}] ({message['role']}): train is {train}; only an assistant's turn "
+                                f"can be chosen apart from `train_on: {train_on}`")
             out.append(1.0 if train_on == "all" else 0.0)
             continue
         counted = train if train is not None else index >= first[train_on]
@@ -166,7 +169,8 @@ def message_weights(messages: Sequence[Message], train_on: str, completion_start
     return out
 
 
-def _token_weights(text: str, offsets: Sequence[tuple[int, int]], spans: Sequence[_Span], elsewhere: float) -> list[float]:
+def _token_weights(text: str, offsets: Sequence[tuple[int, int]], spans: Sequence[_Span],
+                   elsewhere: float) -> list[float]:
     """A token counts with a span when it lies in it, or when it shares more than white space with it."""
     weights = []
     at = 0

@@ -1,7 +1,7 @@
 """Puts documents into bins of `sequence_len` tokens. A document is never cut here, and never sees its neighbours.
 
-Best fit, longest first, within windows of the shuffled documents: close to the fewest bins that the lengths allow, while
-the shuffle still decides who shares a bin with whom.
+Best fit, longest first, within windows of the shuffled documents: close to the fewest bins that the lengths allow,
+while the shuffle still decides who shares a bin with whom.
 """
 
 from __future__ import annotations
@@ -14,14 +14,16 @@ import numpy as np
 WINDOW = 4096
 
 
-def pack(lengths: Sequence[int] | np.ndarray, sequence_len: int, seed: int = 0, shuffle: bool = True) -> list[list[int]]:
+def pack(lengths: Sequence[int] | np.ndarray, sequence_len: int, seed: int = 0,
+         shuffle: bool = True) -> list[list[int]]:
     """Bins of document indices; the lengths in a bin sum to at most `sequence_len`. The same for the same arguments.
 
     Raises ValueError where a document is longer than a bin.
     """
     lengths = np.asarray(lengths, np.int64)
     if lengths.size and int(lengths.max()) > sequence_len:
-        raise ValueError(f"document {int(lengths.argmax())} has {int(lengths.max())} tokens, a bin holds {sequence_len}")
+        longest = int(lengths.argmax())
+        raise ValueError(f"document {longest} has {int(lengths[longest])} tokens, a bin holds {sequence_len}")
     order = np.random.default_rng([seed, 0]).permutation(len(lengths)) if shuffle else np.arange(len(lengths))
     bins: list[list[int]] = []
     for start in range(0, len(order), WINDOW):

@@ -68,7 +68,7 @@ class BadRow(DataError):
 
 @dataclass
 class BadRows:
-    """What happens to bad rows: raised at once, or counted and written to `quarantine` as JSONL (where, reason, row)."""
+    """What happens to bad rows: raised at once, or counted and written to the JSONL file `quarantine`."""
 
     quarantine: Path | None = None
     count: int = 0
@@ -123,7 +123,8 @@ def _files_of_folder(folder: Path, spec: Any) -> list[Path]:
         named = [file for file in files if file.name.startswith(name["name"])]
         files = named or files
     if not files:
-        raise DataError(f"dataset {spec.path}: no file of a known kind in this folder", f"Known: {', '.join(SUFFIXES)}.")
+        raise DataError(f"dataset {spec.path}: no file of a known kind in this folder",
+                        f"Known: {', '.join(SUFFIXES)}.")
     return files
 
 
@@ -144,8 +145,7 @@ def _from_file(path: Path, bad_rows: BadRows) -> Iterator[Row]:
     except OSError as error:
         raise DataError(f"dataset {path}: cannot be read: {error}") from error
     raw = raw.removeprefix(b"\xef\xbb\xbf")
-    reader = {".jsonl": _json_lines, ".ndjson": _json_lines, ".json": _json, ".csv": _csv, ".tsv": _csv}.get(kind, _text)
-    yield from reader(raw, path, bad_rows)
+    yield from _READERS.get(kind, _text)(raw, path, bad_rows)
 
 
 def _json_lines(raw: bytes, path: Path, bad_rows: BadRows) -> Iterator[Row]:
@@ -186,7 +186,8 @@ def _json(raw: bytes, path: Path, bad_rows: BadRows) -> Iterator[Row]:
         if isinstance(item, dict):
             yield Row(item, str(path), number)
         else:
-            bad_rows.add(BadRow(f"{path}:{number}", f"row {number} is a {type(item).__name__}, not an object", str(item)))
+            reason = f"row {number} is a {type(item).__name__}, not an object"
+            bad_rows.add(BadRow(f"{path}:{number}", reason, str(item)))
 
 
 def _decode(raw: bytes, path: Path) -> str:
@@ -222,6 +223,9 @@ def _text(raw: bytes, path: Path, bad_rows: BadRows) -> Iterator[Row]:
     text = _decode(raw, path)
     if text.strip():
         yield Row({"text": text}, str(path), 1)
+
+
+_READERS = {".jsonl": _json_lines, ".ndjson": _json_lines, ".json": _json, ".csv": _csv, ".tsv": _csv}
 
 
 def _from_parquet(path: Path) -> Iterator[Row]:

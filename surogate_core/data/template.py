@@ -36,7 +36,7 @@ NAMED_TEMPLATES = {
 
 
 class _GenerationTag(jinja2.ext.Extension):
-    """`{% generation %} ... {% endgeneration %}` renders its body; the mask is made from offsets, for every template."""
+    """`{% generation %}` renders its body and no more: masks are made from offsets, for every template alike."""
 
     tags = {"generation"}
 
