@@ -50,7 +50,8 @@ def test_answers_with_their_terminator_and_without_their_header(tokenizer, name,
 
 def test_inst_template_without_header(make_tokenizer):
     tokenizer = make_tokenizer(bos="<s>", eos="</s>")
-    assert [x.strip() for x in on(encode(tokenizer, TEMPLATES["inst"], TALK), tokenizer)] == ["three</s>", "five dog</s>"]
+    encoded = encode(tokenizer, TEMPLATES["inst"], TALK)
+    assert [x.strip() for x in on(encoded, tokenizer)] == ["three</s>", "five dog</s>"]
 
 
 def test_template_whose_beginning_is_no_prefix_of_the_whole(make_tokenizer):
@@ -114,8 +115,8 @@ def test_weights_follow_the_call_they_stand_on(tokenizer):
     items = messages(TOOL_TALK)
     items[1]["weight"], items[3]["weight"] = 2.0, 0.25
     encoded = encode(tokenizer, TEMPLATES["thinking"], items, tools=TOOLS)
-    by_weight = {w: "".join(encoded.text[s:e] for (s, e), x in zip(encoded.offsets, encoded.weights, strict=True) if x == w)
-                 for w in (2.0, 0.25)}
+    pieces = [(encoded.text[s:e], w) for (s, e), w in zip(encoded.offsets, encoded.weights.tolist(), strict=True)]
+    by_weight = {wanted: "".join(piece for piece, w in pieces if w == wanted) for wanted in (2.0, 0.25)}
     assert by_weight[2.0].startswith("<tool_call>") and by_weight[0.25] == "It rains.<|im_end|>"
 
 
@@ -178,7 +179,8 @@ class TestBosAndEos:
         tokenizer = make_tokenizer(bos="<s>", eos="</s>", adds_bos=True)
         for text in ("quick fox", "quick fox</s>"):
             encoded = Encoder(tokenizer, None).encode(Example(text=text))
-            assert encoded.ids.tolist() == [tokenizer.bos_token_id, *tokenizer.encode("quick fox"), tokenizer.eos_token_id]
+            inner = tokenizer.encode("quick fox")
+            assert encoded.ids.tolist() == [tokenizer.bos_token_id, *inner, tokenizer.eos_token_id]
             assert encoded.num_supervised == len(encoded.ids) - 1
 
     def test_id_zero_is_a_token_like_any_other(self, make_tokenizer):

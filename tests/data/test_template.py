@@ -77,7 +77,8 @@ def test_a_broken_template_names_the_line():
 
 
 def test_loop_controls():
-    assert ChatTemplate("{% for i in [1, 2, 3] %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}").render([]) == "1"
+    source = "{% for i in [1, 2, 3] %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}"
+    assert ChatTemplate(source).render([]) == "1"
 
 
 def test_load_template_by_name_file_text_and_tokenizer(tmp_path, make_tokenizer):
