@@ -53,11 +53,12 @@ def vjp(b, node, grads):
     x, weight, targets = node.inputs
     attrs = {name: node.attrs[name] for name in ATTRS}
     operands = (x, weight, targets, dtoken_loss)
+    operands = (x, weight, targets, dtoken_loss)
     if b.needs_grad(weight):
-        _, dx, _ = b.accumulate(weight, "linear_cross_entropy_grad", *operands, output="dweight", out_dtype=x.dtype, **attrs)
+        _, dx, _ = b.accumulate(weight, "linear_cross_entropy_grad", *operands, out_dtype=x.dtype, **attrs)
     else:
         _, dx, _ = b.op("linear_cross_entropy_grad", *operands, absent=("dweight",), out_dtype=x.dtype, **attrs)
-    return dx, None, None
+    return dx if b.needs_grad(x) else None, None, None
 
 
 def infer_grad(inputs, attrs):

@@ -43,7 +43,6 @@ struct CrossEntropy {
 // Dz: float or bf16, the precision in which dz meets the weight and x.
 template <class Micro, class Dz>
 struct CrossEntropyPlan {
-  static_assert(Micro::kMaxContraction == CrossEntropy::kSlot);
   static constexpr int64_t kSlot = CrossEntropy::kSlot;
   const CrossEntropy &p;
   int64_t chunk, slots;
@@ -54,9 +53,10 @@ struct CrossEntropyPlan {
       : p(problem),
         chunk(std::min(problem.tokens, CrossEntropy::kChunk)),
         slots((problem.vocabulary + kSlot - 1) / kSlot),
-        logits(chunk, problem.vocabulary, problem.width, false),
-        input_grad(chunk, problem.width, problem.vocabulary, problem.weight->dtype >= SG_Q4_K),
-        weight_grad(kSlot, problem.width, chunk, false) {
+        logits(Gemm<Micro>::product(chunk, problem.vocabulary, problem.width, false)),
+        input_grad(Gemm<Micro>::product(chunk, problem.width, problem.vocabulary, problem.weight->dtype >= SG_Q4_K)),
+        weight_grad(Gemm<Micro>::over_tokens(kSlot, problem.width, chunk)) {
+    input_grad.step = kSlot;
     worker_bytes = logits.worker_bytes();
     if (p.gradient) worker_bytes = std::max({worker_bytes, input_grad.worker_bytes(), weight_grad.worker_bytes()});
     offset_x = round_up(p.tokens * 4, 64);

@@ -15,7 +15,7 @@
 namespace sg::cpu::SG_ISA {
 
 // A: element (row, k) is data[row * stride + k], or data[k * stride + row] when transposed. f32 or bf16. With a slot, k
-// lies in slot k / slot at k % slot, and slots are slot_bytes apart; a slot is as long as the longest contraction.
+// lies in slot k / slot at k % slot, and slots are slot_bytes apart; a contraction step never crosses a slot.
 struct MatrixA {
   const void *data;
   int32_t dtype;
@@ -125,66 +125,49 @@ inline void transpose_square(const float *src, int64_t src_stride, float *dst, i
 
 constexpr int64_t round_up(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
 
+// The last block of a panel's rows may reach past its columns.
+constexpr int64_t kBlockSlack = 256;
+
 // fp32 vectors. A strip is kStrip columns; a tile of kTileRows x kStrip sums stays in registers.
 struct FloatMicro {
   static constexpr int kVectors = kLanes == 16 ? 4 : 2, kStrip = kVectors * kLanes, kTileRows = 6, kGroup = 48;
-  static constexpr int64_t kMaxContraction = 512;  // elements of K packed at once; a multiple of every block
+  static constexpr int64_t kStep = 768;
   using Packed = float;
+  struct Session {};  // nothing to set up in a task
 
   static int64_t padded_contraction(int64_t k) { return round_up(k, kLanes); }
-  // Floats of scratch that packing wants.
-  static int64_t scratch_floats() { return std::max<int64_t>(kGroup, kLanes) * kMaxContraction; }
-
-  // One strip, [k][kStrip]; columns at or past `columns` are zero. by_rows: `rows` holds decoded rows of `stride`.
-  static void pack_from_rows(const float *rows, int64_t stride, int64_t kc, int columns, float *strip) {
-    for (int64_t k = 0; k < kc; ++k) {
-      for (int i = 0; i < kStrip; i += kLanes) {
-        vstore(strip + k * kStrip + i, vload_n(rows + k * stride + i, std::clamp(columns - i, 0, kLanes)));
-      }
-    }
+  // Floats of scratch that packing a panel, or taking a group of rows, wants.
+  static int64_t scratch_floats(int64_t kc, int64_t panel) {
+    return std::max(std::max(kGroup, kLanes) * padded_contraction(kc), panel + kBlockSlack);
   }
+
+  // Strips of [k][kStrip], one after another; columns at or past `columns` are zero.
   static void pack_b(const MatrixB &b, int64_t k0, int64_t kc, int64_t column, int64_t columns, float *packed,
                      float *scratch) {
     const int64_t padded = padded_contraction(kc);
-    for (int64_t c = 0; c < columns; c += kStrip, packed += padded * kStrip) {
-      if (b.by_rows) {
-        // Blocks of 256 make one decode serve several strips, so rows are decoded panel by panel below.
-        pack_strip_by_rows(b, k0, kc, column, c, columns, packed, scratch);
-        continue;
+    if (b.by_rows) return pack_by_rows(b, k0, kc, column, columns, packed, scratch);
+    for (int64_t c = 0; c < round_up(columns, kStrip); c += kLanes) {
+      for (int i = 0; i < kLanes; ++i) {
+        float *row = scratch + i * padded;
+        const int64_t filled = c + i < columns ? kc : 0;
+        if (filled > 0) decode_row(b.dtype, b.at(column + c + i, k0), kc, row);
+        std::fill(row + filled, row + padded, 0.0f);
       }
-      for (int group = 0; group < kVectors; ++group) {
-        for (int i = 0; i < kLanes; ++i) {
-          const int64_t n = c + group * kLanes + i;
-          float *row = scratch + i * padded;
-          int64_t filled = 0;
-          if (n < columns) {
-            decode_row(b.dtype, b.at(column + n, k0), kc, row);
-            filled = kc;
-          }
-          std::fill(row + filled, row + padded, 0.0f);
-        }
-        for (int64_t k = 0; k < padded; k += kLanes) {
-          transpose_square(scratch + k, padded, packed + k * kStrip + group * kLanes, kStrip);
-        }
-      }
+      float *target = packed + c / kStrip * padded * kStrip + c % kStrip;
+      for (int64_t k = 0; k < padded; k += kLanes) transpose_square(scratch + k, padded, target + k * kStrip, kStrip);
     }
   }
-  static void pack_strip_by_rows(const MatrixB &b, int64_t k0, int64_t kc, int64_t column, int64_t c, int64_t columns,
-                                 float *strip, float *scratch) {
-    // Decoding starts at a block boundary and covers whole blocks.
-    const int64_t block = with_block(b.dtype);
-    const int64_t first = (column + c) / block * block, skip = column + c - first;
-    const int width = static_cast<int>(std::min<int64_t>(kStrip, columns - c));
-    const int64_t span = round_up(skip + width, block);
+  static void pack_by_rows(const MatrixB &b, int64_t k0, int64_t kc, int64_t column, int64_t columns, float *packed,
+                           float *scratch) {
+    const int64_t padded = padded_contraction(kc), width = round_up(columns, kStrip);
     for (int64_t k = 0; k < kc; ++k) {
-      decode_row(b.dtype, b.at(k0 + k, first), span, scratch);
-      pack_from_rows(scratch + skip, 0, 1, width, strip + k * kStrip);
+      decode_row(b.dtype, b.at(k0 + k, column), round_up(columns, block_elements(b.dtype)), scratch);
+      std::fill(scratch + columns, scratch + width, 0.0f);
+      for (int64_t c = 0; c < width; c += kStrip) {
+        float *target = packed + c / kStrip * padded * kStrip + k * kStrip;
+        for (int i = 0; i < kStrip; i += kLanes) vstore(target + i, vload(scratch + c + i));
+      }
     }
-  }
-  static int64_t with_block(int32_t dtype) {
-    int64_t block = 1;
-    with_format(dtype, [&](auto tag) { block = decltype(tag)::type::kElements; });
-    return block;
   }
 
   // Rows [row, row + rows) x [k0, k0 + kc) of A as floats: where they lie, or copied into `scratch`.
@@ -259,29 +242,34 @@ struct FloatMicro {
   }
 };
 
-// How a product is cut: by its shape (and the block of B) alone.
+// How a product is cut: by its shape, and by the block of B, alone.
 template <class Micro>
 struct Gemm {
   int64_t m, n, k;
-  int64_t panel, block_rows;
+  int64_t panel;       // columns of a task; a multiple of a strip, and of B's block where B comes by rows
+  int64_t block_rows;  // rows of a task
+  int64_t step;        // elements of K packed at once; a multiple of every block
 
-  Gemm(int64_t m_, int64_t n_, int64_t k_, bool wide_blocks) : m(m_), n(n_), k(k_) {
-    // A panel that covers whole blocks of 256 is decoded once; narrow outputs get fewer rows a task to fill two cores.
-    panel = wide_blocks ? 256 : (n >= 1024 ? 128 : 64);
-    panel = std::min(panel, round_up(n, Micro::kStrip));
-    block_rows = n <= 128 ? 256 : 1024;
+  // Rows of A that are not transposed cost little to take again for every panel, so panels are narrow and cut evenly.
+  static Gemm product(int64_t m, int64_t n, int64_t k, bool wide_blocks) {
+    const int64_t panel = wide_blocks ? 256 : n >= 1024 ? 128 : 64;
+    return {m, n, k, std::min(panel, round_up(n, wide_blocks ? 256 : Micro::kStrip)), n <= 128 ? 256 : 1024, Micro::kStep};
+  }
+  // For sums over tokens: A is transposed as it is taken, which a wide panel pays for.
+  static Gemm over_tokens(int64_t m, int64_t n, int64_t k) {
+    return {m, n, k, std::min<int64_t>(256, round_up(n, Micro::kStrip)), 192, 512};
   }
   int64_t panels() const { return n == 0 ? 0 : (n + panel - 1) / panel; }
   int64_t tasks() const { return m == 0 ? 0 : (m + block_rows - 1) / block_rows * panels(); }
-  int64_t chunk() const { return std::min(k, Micro::kMaxContraction); }
+  int64_t chunk() const { return std::min(k, step); }
 
   // Bytes of one worker's workspace: the packed panel, scratch, sums.
   int64_t packed_bytes() const {
     return round_up(Micro::padded_contraction(chunk()) * panel * static_cast<int64_t>(sizeof(typename Micro::Packed)), 64);
   }
-  int64_t scratch_bytes() const { return round_up(Micro::scratch_floats() * 4, 64); }
+  int64_t scratch_bytes() const { return round_up(Micro::scratch_floats(chunk(), panel) * 4, 64); }
   int64_t sums_rows() const {
-    if (k <= Micro::kMaxContraction) return Micro::kGroup;
+    if (k <= step) return Micro::kGroup;
     return std::min(round_up(m, Micro::kGroup), block_rows + Micro::kGroup);
   }
   int64_t worker_bytes() const { return packed_bytes() + scratch_bytes() + round_up(sums_rows() * panel * 4, 64); }
@@ -295,14 +283,15 @@ struct Gemm {
     const int64_t column = task % panels() * panel, columns = std::min(panel, n - column);
     const int64_t row0 = task / panels() * block_rows, row1 = std::min(m, row0 + block_rows);
     const int64_t strips = (columns + Micro::kStrip - 1) / Micro::kStrip;
+    [[maybe_unused]] typename Micro::Session session;
     int64_t k0 = 0;
     do {  // once also when K is 0: the sums are then zero
-      const int64_t kc = std::min(Micro::kMaxContraction, k - k0);
+      const int64_t kc = std::min(step, k - k0);
       const bool last = k0 + kc >= k;
       Micro::pack_b(b, k0, kc, column, columns, packed, scratch);
       for (int64_t row = row0; row < row1; row += Micro::kGroup) {
         const int rows = static_cast<int>(std::min<int64_t>(Micro::kGroup, row1 - row));
-        float *part = k > Micro::kMaxContraction ? sums + (row - row0) * panel : sums;
+        float *part = k > step ? sums + (row - row0) * panel : sums;
         auto taken = Micro::take_a(a, row, rows, k0, kc, scratch);
         Micro::multiply(taken, rows, packed, strips, kc, part, panel, k0 > 0);
         if (!last) continue;

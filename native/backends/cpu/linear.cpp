@@ -10,16 +10,11 @@ int32_t supports(const sg_call *call) {
   return read_linear<op>(call, &p) ? isa_score(SG_ISA_NAME) : 0;
 }
 
-template <LinearOp op>
-constexpr sg_kernel kernel(const char *name, int in_place_input) {
-  const int traits = in_place_input >= 0 ? SG_TRAIT_DETERMINISTIC | SG_TRAIT_IN_PLACE : SG_TRAIT_DETERMINISTIC;
-  return {sizeof(sg_kernel), name, "cpu", SG_ISA_NAME, static_cast<uint32_t>(traits), in_place_input, supports<op>,
-          gemm_workspace<op, FloatMicro>, nullptr, nullptr, gemm_run<op, FloatMicro>};
-}
-
-constexpr sg_kernel linear = kernel<LinearOp::forward>("linear", 3);
-constexpr sg_kernel linear_input_grad = kernel<LinearOp::input_grad>("linear_input_grad", 2);
-constexpr sg_kernel linear_weight_grad = kernel<LinearOp::weight_grad>("linear_weight_grad", -1);
+constexpr sg_kernel linear = gemm_kernel<LinearOp::forward, FloatMicro>(SG_ISA_NAME, supports<LinearOp::forward>);
+constexpr sg_kernel linear_input_grad =
+    gemm_kernel<LinearOp::input_grad, FloatMicro>(SG_ISA_NAME, supports<LinearOp::input_grad>);
+constexpr sg_kernel linear_weight_grad =
+    gemm_kernel<LinearOp::weight_grad, FloatMicro>(SG_ISA_NAME, supports<LinearOp::weight_grad>);
 SG_REGISTER_KERNEL(linear);
 SG_REGISTER_KERNEL(linear_input_grad);
 SG_REGISTER_KERNEL(linear_weight_grad);

@@ -52,25 +52,38 @@ inline bool read_linear(const sg_call *call, LinearProblem *p) {
 // Decoding by rows in blocks of 256 wants panels of whole blocks.
 inline bool wants_wide_panels(const LinearProblem &p) { return p.b.by_rows && p.b.dtype >= SG_Q4_K; }
 
-template <class Micro>
+template <LinearOp op, class Micro>
 inline Gemm<Micro> make_gemm(const LinearProblem &p) {
-  return Gemm<Micro>(p.m, p.n, p.k, wants_wide_panels(p));
+  if (op == LinearOp::weight_grad) return Gemm<Micro>::over_tokens(p.m, p.n, p.k);
+  return Gemm<Micro>::product(p.m, p.n, p.k, wants_wide_panels(p));
 }
 
 template <LinearOp op, class Micro>
 size_t gemm_workspace(const sg_call *call) {
   LinearProblem p;
   if (!read_linear<op>(call, &p)) return 0;
-  return static_cast<size_t>(make_gemm<Micro>(p).worker_bytes()) * static_cast<size_t>(num_workers(call));
+  return static_cast<size_t>(make_gemm<op, Micro>(p).worker_bytes()) * static_cast<size_t>(num_workers(call));
 }
 
 template <LinearOp op, class Micro>
 int32_t gemm_run(const sg_call *call) {
   LinearProblem p;
   if (!read_linear<op>(call, &p)) return fail(call, "%s: operands changed since the kernel was chosen", call->op);
-  const Gemm<Micro> gemm = make_gemm<Micro>(p);
+  const Gemm<Micro> gemm = make_gemm<op, Micro>(p);
   gemm.run(call, static_cast<char *>(call->workspace), gemm.worker_bytes(), p.a, p.b, p.finish);
   return SG_OK;
+}
+
+// The kernels of the three ops on one Micro. `supports` gives the score.
+template <LinearOp op, class Micro>
+constexpr sg_kernel gemm_kernel(const char *name, int32_t (*supports)(const sg_call *)) {
+  constexpr const char *names[] = {"linear", "linear_input_grad", "linear_weight_grad"};
+  constexpr int32_t in_place[] = {3, 2, -1};
+  constexpr int which = static_cast<int>(op);
+  constexpr auto traits = static_cast<uint32_t>(SG_TRAIT_DETERMINISTIC) |
+                          (in_place[which] >= 0 ? static_cast<uint32_t>(SG_TRAIT_IN_PLACE) : 0u);
+  return {sizeof(sg_kernel), names[which], "cpu", name, traits, in_place[which], supports,
+          gemm_workspace<op, Micro>, nullptr, nullptr, gemm_run<op, Micro>};
 }
 
 }  // namespace sg::cpu::SG_ISA

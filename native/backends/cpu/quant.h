@@ -225,6 +225,12 @@ inline bool is_weight(int32_t dtype) {
   return dtype == SG_F32 || dtype == SG_BF16 || dtype == SG_F16 || is_quantised(dtype);
 }
 
+inline int64_t block_elements(int32_t dtype) {
+  int64_t elements = 1;
+  with_format(dtype, [&](auto tag) { elements = decltype(tag)::type::kElements; });
+  return elements;
+}
+
 // Bytes of a row of `elements`, a multiple of the block.
 inline int64_t row_bytes(int32_t dtype, int64_t elements) {
   int64_t bytes = elements * (dtype == SG_F32 ? 4 : 2);
