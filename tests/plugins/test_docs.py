@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 import types
 from pathlib import Path
 
@@ -15,12 +16,13 @@ PAGES = sorted((Path(__file__).parents[2] / "docs" / "plugins").glob("surogate_*
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_the_example_of_a_page_is_a_working_plugin(page, tmp_path):
+def test_the_example_of_a_page_is_a_working_plugin(page, tmp_path, monkeypatch):
     blocks = re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
     assert len(blocks) == 1
     (tmp_path / "libacme_kernels.so").touch()
     module = types.ModuleType("acme")
     module.__file__ = str(tmp_path / "acme.py")
+    monkeypatch.setitem(sys.modules, "acme", module)
     exec(compile(blocks[0], str(page), "exec"), vars(module))
     manager = PluginManager(group="no-such-group")
     manager.register(module, "acme")

@@ -4,20 +4,28 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from surogate_core.dsl import Attention, Embedding, Linear, LMHead, Model, Module, RMSNorm, RopeSpec, Stack, Tensor
+from surogate_core.dsl import (
+    Attention,
+    Embedding,
+    Hyperparameters,
+    Linear,
+    LMHead,
+    Model,
+    Module,
+    RMSNorm,
+    RopeSpec,
+    Stack,
+    Tensor,
+)
 
 
 @dataclass(frozen=True)
-class TidyConfig:
-    """Hyperparameters, named as in the checkpoint's config.json."""
+class TidyHyperparameters(Hyperparameters):
+    """Adds to every family's: the shapes of attention and MLP, and the usual constants."""
 
-    vocab_size: int
-    hidden_size: int
     intermediate_size: int
-    num_hidden_layers: int
     num_attention_heads: int
     num_key_value_heads: int
-    max_position_embeddings: int
     rms_norm_eps: float = 1e-5
     rope_theta: float = 10000.0
     initializer_range: float = 0.02
@@ -30,10 +38,11 @@ class TidyConfig:
 class SquaredReLUMLP(Module):
     """down(max(up(x), 0)^2)."""
 
-    def __init__(self, config: TidyConfig) -> None:
-        std = config.initializer_range
-        self.up = Linear(config.hidden_size, config.intermediate_size, "mlp.up", init_std=std)
-        self.down = Linear(config.intermediate_size, config.hidden_size, "mlp.down", init_std=std)
+    def __init__(self, hyperparameters: TidyHyperparameters) -> None:
+        width, inner = hyperparameters.hidden_size, hyperparameters.intermediate_size
+        std = hyperparameters.initializer_range
+        self.up = Linear(width, inner, "mlp.up", init_std=std)
+        self.down = Linear(inner, width, "mlp.down", init_std=std)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down(self.context.op("relu2", self.up(x), label="relu2"))
@@ -42,15 +51,20 @@ class SquaredReLUMLP(Module):
 class TidyLayer(Module):
     """x + attention(norm(x)), then x + mlp(norm(x))."""
 
-    def __init__(self, config: TidyConfig) -> None:
-        rope = RopeSpec(config.head_dim, config.rope_theta, max_position=config.max_position_embeddings)
-        self.attn_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+    def __init__(self, hyperparameters: TidyHyperparameters) -> None:
+        head_dim, longest = hyperparameters.head_dim, hyperparameters.max_positions
+        rope = RopeSpec(head_dim, hyperparameters.rope_theta, max_position=longest)
+        self.attn_norm = RMSNorm(hyperparameters.hidden_size, hyperparameters.rms_norm_eps)
         self.attn = Attention(
-            config.hidden_size, config.num_attention_heads, config.num_key_value_heads, config.head_dim, rope,
-            init_std=config.initializer_range,
+            hyperparameters.hidden_size,
+            hyperparameters.num_attention_heads,
+            hyperparameters.num_key_value_heads,
+            head_dim,
+            rope,
+            init_std=hyperparameters.initializer_range,
         )
-        self.mlp_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.mlp = SquaredReLUMLP(config)
+        self.mlp_norm = RMSNorm(hyperparameters.hidden_size, hyperparameters.rms_norm_eps)
+        self.mlp = SquaredReLUMLP(hyperparameters)
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attn(self.attn_norm(x))
@@ -58,10 +72,12 @@ class TidyLayer(Module):
 
 
 class TidyModel(Model):
-    """Embedding, layers, norm, and a head that shares the embedding's weight."""
+    """Embedding, layers, norm, head."""
 
-    def __init__(self, config: TidyConfig) -> None:
-        self.embed = Embedding(config.vocab_size, config.hidden_size, init_std=config.initializer_range)
-        self.layers = Stack(["decoder"] * config.num_hidden_layers, lambda kind: TidyLayer(config))
-        self.final_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.lm_head = LMHead(config.hidden_size, config.vocab_size, tied=self.embed)
+    def __init__(self, hyperparameters: TidyHyperparameters) -> None:
+        std = hyperparameters.initializer_range
+        self.embed = Embedding(hyperparameters.vocab_size, hyperparameters.hidden_size, init_std=std)
+        self.layers = Stack(["decoder"] * hyperparameters.num_layers, lambda kind: TidyLayer(hyperparameters))
+        self.final_norm = RMSNorm(hyperparameters.hidden_size, hyperparameters.rms_norm_eps)
+        tied = self.embed if hyperparameters.tied else None
+        self.lm_head = LMHead(hyperparameters.hidden_size, hyperparameters.vocab_size, tied)
