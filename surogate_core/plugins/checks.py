@@ -21,11 +21,6 @@ def require_type(noun: str, name: str, item: object, expected: type) -> None:
         raise PluginError(
             f"{noun} {name!r} is {_describe(item)}, not a {expected.__module__}.{expected.__qualname__}{kin}"
         )
-    require_name(noun, name, item)
-
-
-def require_name(noun: str, name: str, item: object) -> None:
-    """`item` does not call itself anything but `name`."""
     own = getattr(item, "name", name)
     if own != name:
         raise PluginError(f"{noun} {name!r} calls itself {own!r}", "Register it under its own name.")
@@ -59,12 +54,7 @@ def check_recipe(name: str, item: object) -> None:
 def check_optimizer(name: str, item: object) -> None:
     from ..train.optimizers import Optimizer
 
-    if not (isinstance(item, type) and issubclass(item, Optimizer)):
-        raise PluginError(
-            f"optimizer {name!r} is {_describe(item)}, not a subclass of {Optimizer.__module__}.Optimizer",
-            "Register the class; a run makes one from its configuration.",
-        )
-    require_name("optimizer", name, item)
+    require_type("optimizer", name, item, Optimizer)
 
 
 def check_backend(name: str, item: object) -> None:

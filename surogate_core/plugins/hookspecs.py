@@ -100,13 +100,13 @@ def surogate_recipes(register: Register[Recipe]) -> None:
 
 
 @hookspec
-def surogate_optimizers(register: Register[type[Optimizer]]) -> None:
+def surogate_optimizers(register: Register[Optimizer]) -> None:
     """Optimizers: the update ops and the persistent state of one group of parameters.
 
-    `register(name, optimizer)`: `name` is what `optimizer:` in a config says ("adamw"). What is registered is the class;
-    a run makes one from its configuration. An optimizer emits instructions into the update entry of the training program;
-    it does no arithmetic in Python.
-    Checked: it is a subclass of `Optimizer`, and carries the name it is registered under.
+    `register(name, optimizer)`: `name` is what `optimizer:` in a config says ("adamw"). What is registered
+    stands for its kind: a run makes its own with `from_config`. An optimizer emits instructions into the update entry of
+    the training program; it does no arithmetic in Python.
+    Checked: it is an `Optimizer`, and carries the name it is registered under.
     """
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import itertools
 
 import numpy as np
 import pytest
@@ -15,7 +14,6 @@ from surogate_core.plugins import PluginManager, hookimpl
 MAX_RANK = 6
 OK = 0
 KEEP: list[object] = []  # what the engine points to must outlive the process's use of it
-NUMBERS = itertools.count()
 
 
 class Tensor(ctypes.Structure):
@@ -83,13 +81,14 @@ def double_it(call) -> int:
     return OK
 
 
-def library_capsule(op: str, abi_major: int = 1) -> object:
+def library_capsule(abi_major: int = 1) -> object:
+    """A kernel of the core's op `scale`, on a backend that nobody else uses, since kernels stay for the whole process."""
     kernel = Kernel(
-        struct_size=ctypes.sizeof(Kernel), op=op.encode(), backend=b"cpu", name=b"ctypes", traits=1,
+        struct_size=ctypes.sizeof(Kernel), op=b"scale", backend=b"acme", name=b"ctypes", traits=1,
         supports=CALLBACK(lambda call: 1), run=CALLBACK(double_it),
     )
     table = (ctypes.POINTER(Kernel) * 1)(ctypes.pointer(kernel))
-    library = Library(ctypes.sizeof(Library), abi_major, 0, b"ctypes_" + op.encode(), b"1.0", 1, table)
+    library = Library(ctypes.sizeof(Library), abi_major, 0, b"acme_ctypes", b"1.0", 1, table)
     KEEP.extend((kernel, table, library))
     new = ctypes.pythonapi.PyCapsule_New
     new.restype, new.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
@@ -112,19 +111,18 @@ def manager_with(library: object) -> PluginManager:
 
 
 def test_a_plugins_kernel_runs():
-    op = f"acme_double_{next(NUMBERS)}"
-    manager = manager_with(library_capsule(op))
+    manager = manager_with(library_capsule())
     manager.load_kernels()
     manager.load_kernels()
     x = np.arange(5, dtype=np.float32)
     y = np.empty_like(x)
-    engine.run_op(op, [x], [y], {})
+    engine.run_op("scale", [x], [y], {"factor": 2.0}, backend="acme")
     np.testing.assert_array_equal(y, 2 * x)
-    assert [row["origin"] for row in engine.libraries() if row["name"] == f"ctypes_{op}"] == ["acme-kernels 4.2"]
+    assert [row["origin"] for row in engine.libraries() if row["name"] == "acme_ctypes"] == ["acme-kernels 4.2"]
 
 
 def test_another_abi_is_refused_with_both_numbers_and_fails_the_plugin():
-    manager = manager_with(library_capsule("acme_future", abi_major=99))
+    manager = manager_with(library_capsule(abi_major=99))
     manager.load_kernels()
     report = manager.report()[-1]
     assert report.status == "failed" and "99" in report.reason and "1" in report.reason
@@ -132,7 +130,7 @@ def test_another_abi_is_refused_with_both_numbers_and_fails_the_plugin():
 
 
 def test_a_refused_library_is_fatal_where_the_config_names_its_plugin():
-    manager = manager_with(library_capsule("acme_future", abi_major=99))
+    manager = manager_with(library_capsule(abi_major=99))
     manager.load(allow=["acme-kernels"])
     with pytest.raises(PluginError, match="acme-kernels 4.2 is failed: .*99"):
         manager.load_kernels()
