@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
@@ -93,3 +94,62 @@ def test_the_copy_listens_to_entry_points_of_its_own(vendored):
         """,
     )
     assert output.strip() == f"{NAME} ['{NAME}']"
+
+
+def vendor_family(root: Path) -> None:
+    """Copies the Llama plugin beside the core, its imports rewritten, as whoever vendors a package does."""
+    import surogate_llama
+
+    source = Path(surogate_llama.__file__).parent
+    target = root / "acme" / "_vendor" / "surogate_llama"
+    shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
+    for path in target.rglob("*.py"):
+        text = path.read_text(encoding="utf-8").replace("surogate_core", NAME)
+        path.write_text(text.replace("from surogate_llama", "from acme._vendor.surogate_llama"), encoding="utf-8")
+
+
+def byte_tokenizer(folder: Path) -> None:
+    """A tokenizer of the 256 bytes and one end-of-text token, as a Hugging Face folder."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({letter: i for i, letter in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<|end|>"])
+    folder.mkdir()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|end|>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+
+
+def test_the_copy_trains(vendored, tmp_path):
+    vendor_family(vendored)
+    byte_tokenizer(tmp_path / "tokenizer")
+    (tmp_path / "text.jsonl").write_text("\n".join(json.dumps({"text": "round and round " * 8}) for _ in range(8)) + "\n")
+    config = {
+        "from_scratch": True,
+        "architecture": {
+            "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 257, "hidden_size": 64,
+            "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+            "max_position_embeddings": 128, "tie_word_embeddings": True, "rms_norm_eps": 1e-5, "hidden_act": "silu",
+        },
+        "tokenizer": "tokenizer", "datasets": ["text.jsonl"], "sequence_len": 128, "overlong": "split",
+        "per_device_train_batch_size": 1, "gradient_accumulation_steps": 1, "max_steps": 2, "learning_rate": 0.01,
+        "output_dir": str(tmp_path / "run"),
+    }  # fmt: skip
+    (tmp_path / "config.yaml").write_text(json.dumps(config))
+    run(
+        vendored,
+        f"""
+        from {NAME}.cli.app import app
+        from {NAME}.plugins import get_manager
+        from acme._vendor import surogate_llama
+        get_manager().register(surogate_llama, "surogate-llama")
+        app(["pt", sys.argv[2]])
+        """,
+        str(tmp_path / "config.yaml"),
+    )
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    losses = [row["loss"] for row in rows if "loss" in row]
+    assert len(losses) == 2 and losses[1] < losses[0]
