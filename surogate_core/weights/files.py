@@ -51,8 +51,9 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
-        os.fchmod(descriptor, 0o644)
-        with os.fdopen(descriptor, "wb") as file:
+        os.close(descriptor)
+        os.chmod(temporary, 0o644)
+        with open(temporary, "wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
