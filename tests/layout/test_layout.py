@@ -169,3 +169,13 @@ def test_every_distribution_is_complete(folder):
         assert "surogate" in project["entry-points"], "it registers through the entry-point group `surogate`"
         assert any(name.startswith("surogate-core") for name in project["dependencies"])
         assert (folder / "tests").is_dir()
+
+
+def test_links_between_pages_lead_somewhere():
+    folders = [ROOT, ROOT / "docs", ROOT / "docs" / "plugins", ROOT / "examples", ROOT / "benchmarks", EXAMPLE, *PLUGINS]
+    dead = []
+    for page in [page for folder in folders for page in folder.glob("*.md")]:
+        for target in re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
+            if not (page.parent / target).exists():
+                dead.append(f"{relative(page)} links to {target}")
+    assert not dead

@@ -12,29 +12,38 @@ import pytest
 from surogate_core.errors import PluginError
 from surogate_core.plugins import PluginManager
 
-PAGES = sorted((Path(__file__).parents[2] / "docs" / "plugins").glob("surogate_*.md"))
+ROOT = Path(__file__).parents[2]
+PAGES = sorted((ROOT / "docs" / "plugins").glob("surogate_*.md"))
+
+
+def python_blocks(page: Path) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+
+
+def module_of(code: str, page: Path, folder: Path, monkeypatch) -> types.ModuleType:
+    module = types.ModuleType("acme")
+    module.__file__ = str(folder / "acme.py")
+    monkeypatch.setitem(sys.modules, "acme", module)
+    exec(compile(code, str(page), "exec"), vars(module))
+    return module
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_the_example_of_a_page_is_a_working_plugin(page, tmp_path, monkeypatch):
-    blocks = re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
-    assert len(blocks) == 1
+    (code,) = python_blocks(page)
     (tmp_path / "libacme_kernels.so").touch()
-    module = types.ModuleType("acme")
-    module.__file__ = str(tmp_path / "acme.py")
-    monkeypatch.setitem(sys.modules, "acme", module)
-    exec(compile(blocks[0], str(page), "exec"), vars(module))
+    module = module_of(code, page, tmp_path, monkeypatch)
     manager = PluginManager(group="no-such-group")
     manager.register(module, "acme")
     registry = getattr(manager, page.stem.removeprefix("surogate_"))
     assert [name for name in registry if registry.source(name) == "acme"], manager.report()[-1].reason
 
 
-def test_links_between_pages_lead_somewhere():
-    folder = PAGES[0].parent
-    for page in folder.glob("*.md"):
-        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8")):
-            assert (folder / target).exists(), f"{page.name} links to {target}"
+def test_the_plugin_in_the_readme_works(tmp_path, monkeypatch):
+    (code,) = python_blocks(ROOT / "README.md")
+    manager = PluginManager(group="no-such-group")
+    manager.register(module_of(code, ROOT / "README.md", tmp_path, monkeypatch), "acme")
+    assert manager.recipes.source("all_bf16") == "acme"
 
 
 def test_a_module_without_hooks_would_not_pass():
