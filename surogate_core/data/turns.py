@@ -73,13 +73,13 @@ class TurnFinder:
             turns.append(Turn(index, start, end, self._is_terminated(message, rendering.text[start:end])))
         return rendering.text, turns
 
-    def _learn(self) -> tuple[str, str]:
+    def _learn(self) -> tuple[str, str | None]:
         """What this template writes before an answer (where it can be told) and after it, from the shortest chat."""
         question = {"role": "user", "content": "hello"}
         asked = self._try([question])
         answered = self._try([question, {"role": "assistant", "content": _PROBE}])
         if answered is None or answered.count(_PROBE) != 1:
-            return "", ""
+            return "", None
         before, after = answered.split(_PROBE)
         return (before[len(asked):] if asked and before.startswith(asked) else ""), after.rstrip()
 
@@ -128,7 +128,7 @@ class TurnFinder:
             opened = text.rfind("<think>", 0, start)
             start = opened if opened >= 0 and not text[opened + len("<think>"):start].strip() else start
         end = len(text) - len(after)
-        tail = ended.split(_PROBE)[-1].rstrip() if ended and _PROBE in ended else self._tail
+        tail = ended.split(_PROBE)[-1].rstrip() if ended and _PROBE in ended else self._tail or ""
         return (start, end + len(tail)) if text.startswith(tail, end) and start <= end else (start, end)
 
     def _without_supplied_thought(self, text: str, message: Message, start: int, end: int) -> tuple[int, int]:
@@ -141,6 +141,8 @@ class TurnFinder:
     def _is_terminated(self, message: Message, body: str) -> bool:
         if message.get("tool_calls"):
             return True  # what closes a call is part of the call's own form
+        if self._tail is not None:
+            return bool(self._tail)
         content = (message.get("content") or "").strip()
         return not content or not body.rstrip().endswith(content)
 

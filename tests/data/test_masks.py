@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from surogate_core.data import Encoder, Example, explain_mask, print_mask
 from surogate_core.data.masks import encode_rendered
@@ -245,3 +247,19 @@ def test_print_mask_shows_text_with_brackets(tokenizer):
     console = Console(width=200, record=True)
     print_mask(console, encode(tokenizer, TEMPLATES["chatml"], [(U, "[red]a"), (A, "[/b] ok")]), tokenizer)
     assert "[/b] ok<|im_end|>" in console.export_text()
+
+
+WORDS = st.text(st.sampled_from("ab é\n<>|{}%日😀"), min_size=1, max_size=12).filter(str.strip)
+
+
+@given(answers=st.lists(st.tuples(WORDS, WORDS), min_size=1, max_size=4), system=st.booleans(),
+       name=st.sampled_from(["chatml", "chatml_default_system", "no_generation_prompt", "generation_tags"]))
+@example(answers=[("<", ">")], system=False, name="chatml")  # the answer ends as its terminator does
+@settings(max_examples=60, deadline=None)
+def test_any_conversation_is_supervised_on_its_answers_exactly(tokenizer, answers, system, name):
+    items = [(S, "be brief")] if system else []
+    for question, answer in answers:
+        items += [(U, question), (A, answer)]
+    got = on(encode(tokenizer, TEMPLATES[name], items), tokenizer)
+    # a line feed that begins the answer may share a token with the header's: white space alone makes none supervised
+    assert [piece.lstrip() for piece in got] == [answer.lstrip() + "<|im_end|>" for _, answer in answers]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import sys
+import types
 
 import pytest
 
@@ -122,3 +124,24 @@ def test_an_empty_file_or_split_is_an_error(jsonl):
         read_rows(jsonl([{"text": "a"}], split="train[5:]"))
     with pytest.raises(DataError, match="is not `name`"):
         read_rows(jsonl([{"text": "a"}], split="train[1"))
+
+
+def test_parquet_and_the_hub_say_which_package_they_need(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(DataError, match="needs the package pyarrow"):
+        read_rows(write(tmp_path / "a.parquet", b"PAR1"))
+    with pytest.raises(DataError, match="org/notes: no such file or folder, and .* the package datasets"):
+        read_rows(DatasetSpec("org/notes"))
+
+
+def test_a_hub_name_is_loaded_by_subset_and_split_and_sliced_here(monkeypatch):
+    asked = []
+
+    def load_dataset(path, subset, split):
+        asked.append((path, subset, split))
+        return [{"text": str(i)} for i in range(5)]
+
+    monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=load_dataset))
+    rows = read_rows(DatasetSpec("org/notes", subset="en", split="test[1:3]"))
+    assert asked == [("org/notes", "en", "test")] and [row.where for row in rows] == ["org/notes:2", "org/notes:3"]
