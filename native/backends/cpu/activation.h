@@ -21,7 +21,7 @@ inline vf vmask_negative(vf x, vf if_negative, vf otherwise) {
 
 // x * sigmoid(x)
 struct Silu {
-  static vf value(vf x) { return vdiv(x, vadd(vset(1.0f), vexp(vsub(vzero(), x)))); }
+  static vf value(vf x) { return vmul(x, vsigmoid(x)); }
   static ValueAndSlope value_and_slope(vf x) {
     vf s = vsigmoid(x), value = vmul(x, s);
     return {value, vfma(value, vsub(vset(1.0f), s), s)};
@@ -53,7 +53,7 @@ struct Gelu {
   static Normal normal(vf x) {
     vf magnitude = vmax(x, vsub(vzero(), x));
     vf exponential = vexp(vmul(vmul(x, x), vset(-0.5f)));
-    vf t = vdiv(vset(1.0f), vfma(magnitude, vset(0.4f * 0.70710678118654752f), vset(1.0f)));
+    vf t = vreciprocal(vfma(magnitude, vset(0.4f * 0.70710678118654752f), vset(1.0f)));
     vf p = vset(-0.0297910799f);
     for (float c : {0.199083885f, -0.501334812f, 0.550808832f, -0.287180042f, 0.273580915f, 0.129154231f, 0.215032095f,
                     0.224938369f, 0.225707615f}) {

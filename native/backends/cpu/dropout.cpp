@@ -5,35 +5,75 @@
 namespace sg::cpu::SG_ISA {
 namespace {
 
-// One batch of counters runs through the rounds side by side, so that the compiler makes vectors of them.
-constexpr int kCounters = 16, kBatch = 4 * kCounters;
-
-void philox_batch(uint64_t first_counter, uint32_t stream_id, uint32_t key0, uint32_t key1, uint32_t *words) {
-  alignas(64) uint32_t w0[kCounters], w1[kCounters], w2[kCounters], w3[kCounters];
-  for (int i = 0; i < kCounters; ++i) {
-    const uint64_t counter = first_counter + static_cast<uint64_t>(i);
-    w0[i] = static_cast<uint32_t>(counter);
-    w1[i] = static_cast<uint32_t>(counter >> 32);
-    w2[i] = stream_id;
-    w3[i] = 0;
+// Counters run through the rounds side by side, one a lane.
+#if defined(__AVX512F__)
+using vu = __m512i;
+inline vu vu_set(uint32_t x) { return _mm512_set1_epi32(static_cast<int>(x)); }
+inline vu vu_count() { return _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15); }
+inline vu vu_add(vu a, vu b) { return _mm512_add_epi32(a, b); }
+inline vu vu_xor3(vu a, vu b, vu c) { return _mm512_ternarylogic_epi32(a, b, c, 0x96); }
+struct Wide {
+  vu high, low;
+};
+inline Wide vu_multiply(vu a, vu b) {  // 32 x 32 -> 64 bits, lane by lane
+  const vu even = _mm512_mul_epu32(a, b), odd = _mm512_mul_epu32(_mm512_srli_epi64(a, 32), b);
+  return {_mm512_mask_blend_epi32(0xAAAA, _mm512_srli_epi64(even, 32), odd), _mm512_mullo_epi32(a, b)};
+}
+inline void vu_store4(uint32_t *out, vu a, vu b, vu c, vu d) {  // a0 b0 c0 d0 a1 b1 c1 d1 ...
+  const vu ab_low = _mm512_unpacklo_epi32(a, b), ab_high = _mm512_unpackhi_epi32(a, b);
+  const vu cd_low = _mm512_unpacklo_epi32(c, d), cd_high = _mm512_unpackhi_epi32(c, d);
+  const vu counters[4] = {_mm512_unpacklo_epi64(ab_low, cd_low), _mm512_unpackhi_epi64(ab_low, cd_low),
+                          _mm512_unpacklo_epi64(ab_high, cd_high), _mm512_unpackhi_epi64(ab_high, cd_high)};
+  for (int j = 0; j < 4; ++j) {  // counters[j] holds those of lanes j, 4 + j, 8 + j and 12 + j
+    _mm_store_si128(reinterpret_cast<__m128i *>(out + 4 * j), _mm512_extracti32x4_epi32(counters[j], 0));
+    _mm_store_si128(reinterpret_cast<__m128i *>(out + 4 * (4 + j)), _mm512_extracti32x4_epi32(counters[j], 1));
+    _mm_store_si128(reinterpret_cast<__m128i *>(out + 4 * (8 + j)), _mm512_extracti32x4_epi32(counters[j], 2));
+    _mm_store_si128(reinterpret_cast<__m128i *>(out + 4 * (12 + j)), _mm512_extracti32x4_epi32(counters[j], 3));
   }
+}
+#else
+using vu = __m256i;
+inline vu vu_set(uint32_t x) { return _mm256_set1_epi32(static_cast<int>(x)); }
+inline vu vu_count() { return _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7); }
+inline vu vu_add(vu a, vu b) { return _mm256_add_epi32(a, b); }
+inline vu vu_xor3(vu a, vu b, vu c) { return _mm256_xor_si256(_mm256_xor_si256(a, b), c); }
+struct Wide {
+  vu high, low;
+};
+inline Wide vu_multiply(vu a, vu b) {  // 32 x 32 -> 64 bits, lane by lane
+  const vu even = _mm256_mul_epu32(a, b), odd = _mm256_mul_epu32(_mm256_srli_epi64(a, 32), b);
+  return {_mm256_blend_epi32(_mm256_srli_epi64(even, 32), odd, 0xAA),
+          _mm256_blend_epi32(even, _mm256_slli_epi64(odd, 32), 0xAA)};
+}
+inline void vu_store4(uint32_t *out, vu a, vu b, vu c, vu d) {  // a0 b0 c0 d0 a1 b1 c1 d1 ...
+  const vu ab_low = _mm256_unpacklo_epi32(a, b), ab_high = _mm256_unpackhi_epi32(a, b);
+  const vu cd_low = _mm256_unpacklo_epi32(c, d), cd_high = _mm256_unpackhi_epi32(c, d);
+  const vu counters[4] = {_mm256_unpacklo_epi64(ab_low, cd_low), _mm256_unpackhi_epi64(ab_low, cd_low),
+                          _mm256_unpacklo_epi64(ab_high, cd_high), _mm256_unpackhi_epi64(ab_high, cd_high)};
+  for (int j = 0; j < 4; ++j) {  // counters[j] holds those of lanes j and 4 + j
+    _mm_store_si128(reinterpret_cast<__m128i *>(out + 4 * j), _mm256_castsi256_si128(counters[j]));
+    _mm_store_si128(reinterpret_cast<__m128i *>(out + 4 * (4 + j)), _mm256_extracti128_si256(counters[j], 1));
+  }
+}
+#endif
+
+constexpr int kBatch = 4 * kLanes;  // words of one batch of counters
+
+// `first_counter` is a multiple of kLanes, so no lane carries into the high word.
+void philox_batch(uint64_t first_counter, uint32_t stream_id, uint32_t key0, uint32_t key1, uint32_t *words) {
+  vu w0 = vu_add(vu_set(static_cast<uint32_t>(first_counter)), vu_count());
+  vu w1 = vu_set(static_cast<uint32_t>(first_counter >> 32)), w2 = vu_set(stream_id), w3 = vu_set(0);
+  const vu m0 = vu_set(0xD2511F53u), m1 = vu_set(0xCD9E8D57u);
   for (int round = 0; round < 10; ++round) {
-    for (int i = 0; i < kCounters; ++i) {
-      const uint64_t first = static_cast<uint64_t>(w0[i]) * 0xD2511F53u, second = static_cast<uint64_t>(w2[i]) * 0xCD9E8D57u;
-      w0[i] = static_cast<uint32_t>(second >> 32) ^ w1[i] ^ key0;
-      w1[i] = static_cast<uint32_t>(second);
-      w2[i] = static_cast<uint32_t>(first >> 32) ^ w3[i] ^ key1;
-      w3[i] = static_cast<uint32_t>(first);
-    }
+    const Wide first = vu_multiply(w0, m0), second = vu_multiply(w2, m1);
+    w0 = vu_xor3(second.high, w1, vu_set(key0));
+    w1 = second.low;
+    w2 = vu_xor3(first.high, w3, vu_set(key1));
+    w3 = first.low;
     key0 += 0x9E3779B9u;
     key1 += 0xBB67AE85u;
   }
-  for (int i = 0; i < kCounters; ++i) {
-    words[4 * i] = w0[i];
-    words[4 * i + 1] = w1[i];
-    words[4 * i + 2] = w2[i];
-    words[4 * i + 3] = w3[i];
-  }
+  vu_store4(words, w0, w1, w2, w3);
 }
 
 // x where word >= threshold, else 0: unsigned comparison.

@@ -25,8 +25,9 @@ const CpuFeatures &cpu_features();
 // Scores by instruction set: a kernel of a wider set outranks a narrower one of the same source.
 inline int isa_score(const char *isa) {
   const CpuFeatures &cpu = cpu_features();
-  if (isa[3] == '5') return cpu.avx512 ? 20 : 0;  // "avx512"
-  return cpu.avx2 ? 10 : 0;                       // "avx2"
+  if (isa[3] == '5' && isa[6] != '\0') return cpu.avx512_bf16 ? 25 : 0;  // "avx512bf16"
+  if (isa[3] == '5') return cpu.avx512 ? 20 : 0;                           // "avx512"
+  return cpu.avx2 ? 10 : 0;                                                // "avx2"
 }
 
 }  // namespace sg::cpu

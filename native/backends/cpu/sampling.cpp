@@ -53,6 +53,14 @@ size_t argmax_workspace(const sg_call *call) {
   return static_cast<size_t>(logits->shape[0] * pieces_of_row(logits)) * sizeof(Best);
 }
 
+inline uint32_t equal_lanes(vf a, vf b) {
+#if defined(__AVX512F__)
+  return _mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ);
+#else
+  return static_cast<uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_EQ_OQ)));
+#endif
+}
+
 // The largest value first, in vectors; then where it is. NaN never wins: max(NaN, b) is b.
 template <class T>
 Best best_of(const T *p, int64_t n) {
@@ -64,8 +72,11 @@ Best best_of(const T *p, int64_t n) {
   }
   float value = vmaximum(vmax(most[0], most[1]));
   for (int64_t j = i; j < n; ++j) value = to_float(p[j]) > value ? to_float(p[j]) : value;
-  for (int64_t j = 0; j < n; ++j) {
-    if (to_float(p[j]) == value) return {value, static_cast<int32_t>(j)};
+  const vf wanted = vset(value);
+  int64_t at = 0;
+  while (at + kLanes <= n && equal_lanes(vload(p + at), wanted) == 0) at += kLanes;
+  for (; at < n; ++at) {
+    if (to_float(p[at]) == value) return {value, static_cast<int32_t>(at)};
   }
   return {value, 0};  // nothing but NaN
 }

@@ -48,6 +48,9 @@ inline vf vload(const bf16 *p) {
 }
 inline void vstore(float *p, vf v) { _mm512_storeu_ps(p, v); }
 inline __m256i vround_bf16(vf v) {
+#if defined(__AVX512BF16__)
+  return reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(v));  // the same, but for denormals, which become zero
+#endif
   __m512i u = _mm512_castps_si512(v);
   __m512i odd = _mm512_and_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(1));
   __m512i rounded = _mm512_srli_epi32(_mm512_add_epi32(u, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff))), 16);
@@ -146,41 +149,57 @@ inline vf vexp2_int(vf n) {
 
 #endif
 
-// exp(x) to 2 ulp on [-87.3, 88.3]: 2^n * p(r) with r = x - n ln 2 in [-ln2/2, ln2/2] and a degree-6 Taylor polynomial
-// in Horner form (truncation below 1.2e-7 of the result). Below the range it gives 0, above it infinity; NaN stays NaN.
-inline vf vexp(vf x) {
-  const vf low = vset(-87.33654f), high = vset(88.37626f);
-  vf clamped = vmin(vmax(x, low), high);
-  vf n = vround(vmul(clamped, vset(1.44269504088896341f)));
-  vf r = vfnma(n, vset(0.693145751953125f), clamped);
+// The factor exp(x) / 2^n for x = n ln 2 + r, |r| <= ln2/2: our minimax fit 1 + r + r^2 q(r), off by 3.1e-9 at most.
+inline vf vexp_fraction(vf x, vf n) {
+  vf r = vfnma(n, vset(0.693145751953125f), x);
   r = vfnma(n, vset(1.42860682030941723212e-6f), r);
-  vf p = vset(1.0f / 720.0f);
-  p = vfma(p, r, vset(1.0f / 120.0f));
-  p = vfma(p, r, vset(1.0f / 24.0f));
-  p = vfma(p, r, vset(1.0f / 6.0f));
-  p = vfma(p, r, vset(0.5f));
-  p = vfma(p, r, vset(1.0f));
-  p = vfma(p, r, vset(1.0f));
-  // n may reach 127.5 rounded to 128 only past `high`, where the clamp keeps it at 127.
-  vf result = vmul(p, vexp2_int(vmin(n, vset(127.0f))));
+  vf q = vset(1.38145399e-3f);
+  q = vfma(q, r, vset(8.36874513e-3f));
+  q = vfma(q, r, vset(4.16683908e-2f));
+  q = vfma(q, r, vset(1.66665204e-1f));
+  q = vfma(q, r, vset(4.99999934e-1f));
+  return vfma(vmul(r, r), q, vadd(r, vset(1.0f)));
+}
+
+// exp(x) to 2 ulp on [-87.3, 88.3]. Below the range it gives 0, above it infinity; NaN stays NaN, since min and max return
+// their second operand when one is NaN.
+inline vf vexp(vf x) {
+  const vf low = vset(-87.33654f), high = vset(89.0f);
+  vf clamped = vmin(high, vmax(low, x));
+  vf n = vround(vmul(clamped, vset(1.44269504088896341f)));
+  vf fraction = vexp_fraction(clamped, n);
 #if defined(__AVX512F__)
-  result = _mm512_mask_mov_ps(result, _mm512_cmp_ps_mask(x, low, _CMP_LT_OQ), vzero());
-  result = _mm512_mask_mov_ps(result, _mm512_cmp_ps_mask(x, high, _CMP_GT_OQ), vset(INFINITY));
-  return _mm512_mask_mov_ps(result, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), x);
+  return _mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(x, low, _CMP_NLT_UQ), fraction, n);
 #else
-  result = _mm256_blendv_ps(result, vzero(), _mm256_cmp_ps(x, low, _CMP_LT_OQ));
-  result = _mm256_blendv_ps(result, vset(INFINITY), _mm256_cmp_ps(x, high, _CMP_GT_OQ));
-  return _mm256_blendv_ps(result, x, _mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+  // 2^128 has no representation: there the result is infinity. 89 is past the end, 88.73 is not.
+  vf result = vmul(fraction, vmul(vexp2_int(vsub(n, vset(1.0f))), vset(2.0f)));
+  return _mm256_and_ps(result, _mm256_cmp_ps(x, low, _CMP_NLT_UQ));
 #endif
 }
 
-// tanh(x) = 1 - 2 / (1 + e^(2x)); exact at both ends because e^(2x) saturates to 0 and infinity. Near 0 the subtraction
-// loses relative precision (absolute error stays below 1.2e-7), which is enough for activations and soft caps.
-inline vf vtanh(vf x) {
-  return vsub(vset(1.0f), vdiv(vset(2.0f), vadd(vset(1.0f), vexp(vadd(x, x)))));
+// 1/x to 1 ulp for normal x whose reciprocal is normal.
+inline vf vreciprocal(vf x) {
+#if defined(__AVX512F__)
+  vf y = _mm512_rcp14_ps(x);
+  return vmul(y, vfnma(x, y, vset(2.0f)));
+#else
+  return vdiv(vset(1.0f), x);
+#endif
 }
 
-inline vf vsigmoid(vf x) { return vdiv(vset(1.0f), vadd(vset(1.0f), vexp(vsub(vzero(), x)))); }
+// 1 / (1 + e^-x); exactly 0 below -87.3.
+inline vf vsigmoid(vf x) {
+  vf y = vreciprocal(vadd(vset(1.0f), vexp(vsub(vzero(), x))));
+#if defined(__AVX512F__)
+  return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, vset(-87.3f), _CMP_NLT_UQ), y);
+#else
+  return y;
+#endif
+}
+
+// tanh(x) = 1 - 2 / (1 + e^(2x)) = 1 - 2 sigmoid(-2x); exact at both ends. Near 0 the subtraction loses relative precision
+// (absolute error stays below 1.2e-7), which is enough for activations and soft caps.
+inline vf vtanh(vf x) { return vfnma(vset(2.0f), vsigmoid(vmul(x, vset(-2.0f))), vset(1.0f)); }
 
 // f16 is a storage type only: weights and casts.
 struct f16 {
