@@ -78,9 +78,8 @@ def check_kernel_library(name: str, item: object) -> None:
     get_name.restype, get_name.argtypes = ctypes.c_char_p, [ctypes.py_object]
     capsule_name = (get_name(item) or b"").decode(errors="replace")
     if capsule_name not in KERNEL_CAPSULES:
-        raise PluginError(
-            f"kernel library {name!r} is a capsule named {capsule_name!r}, not {' or '.join(map(repr, KERNEL_CAPSULES))}"
-        )
+        wanted = " or ".join(map(repr, KERNEL_CAPSULES))
+        raise PluginError(f"kernel library {name!r} is a capsule named {capsule_name!r}, not {wanted}")
 
 
 def check_parser(name: str, item: object) -> None:

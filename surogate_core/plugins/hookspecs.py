@@ -75,7 +75,7 @@ def surogate_kernel_libraries(register: Register[KernelLibrary]) -> None:
     a capsule: one named "surogate.kernel_library_v1" points to a filled `sg_kernel_library` (surogate/abi.h), one named
     "surogate.kernel_library_fn_v1" to a function that fills it. However it is bound (pybind11, nanobind, ctypes), only
     that C struct reaches the engine.
-    Checked here: the path is a file, or the capsule has such a name. Checked by the engine on loading: the ABI's version.
+    Checked here: the path is a file, or the capsule has such a name. Checked by the engine: the ABI's version.
     """
 
 
@@ -104,8 +104,8 @@ def surogate_optimizers(register: Register[Optimizer]) -> None:
     """Optimizers: the update ops and the persistent state of one group of parameters.
 
     `register(name, optimizer)`: `name` is what `optimizer:` in a config says ("adamw"). What is registered
-    stands for its kind: a run makes its own with `from_config`. An optimizer emits instructions into the update entry of
-    the training program; it does no arithmetic in Python.
+    stands for its kind: a run makes its own with `from_config`. An optimizer emits instructions into the update entry
+    of the training program; it does no arithmetic in Python.
     Checked: it is an `Optimizer`, and carries the name it is registered under.
     """
 

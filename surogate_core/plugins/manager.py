@@ -40,8 +40,8 @@ class PluginReport:
     """What is known about one plugin.
 
     `name`: its entry point's name. `distribution`, `version`: what was installed. `entry_point`: "module:attribute".
-    `hooks`: those it implements. `provides`: hook -> names registered so far. `reason`: one line where it is not loaded.
-    `details`: the whole traceback of a failure.
+    `hooks`: those it implements. `provides`: hook -> names registered so far. `reason`: one line where it is not
+    loaded. `details`: the whole traceback of a failure.
     """
 
     name: str
@@ -227,7 +227,8 @@ class PluginManager:
                     self._filled_registry(hook)
                 report = plugin.report
                 if report.status != "loaded":
-                    raise PluginError(f"plugin {report.label} is {report.status}: {report.reason}", report.details or None)
+                    message = f"plugin {report.label} is {report.status}: {report.reason}"
+                    raise PluginError(message, report.details or None)
             return plugins[0].report
 
     def report(self) -> list[PluginReport]:
@@ -388,7 +389,8 @@ class PluginManager:
         return registry
 
     def _failures(self) -> list[str]:
-        return [f"{each.report.label}: {each.report.reason}" for each in self._plugins if each.report.status == "failed"]
+        reports = (plugin.report for plugin in self._plugins)
+        return [f"{report.label}: {report.reason}" for report in reports if report.status == "failed"]
 
 
 @functools.lru_cache(maxsize=1)

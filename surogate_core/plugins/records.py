@@ -23,7 +23,7 @@ def always_available() -> str | None:
 
 @dataclass(frozen=True)
 class Backend:
-    """A kind of device. `library` is the file with its kernels; `unavailable()` gives why this machine cannot use it."""
+    """A kind of device. `library`: the file with its kernels. `unavailable()`: why this machine cannot use it, or None."""
 
     name: str
     library: Path

@@ -23,7 +23,7 @@ def nearest(name: str, known: list[str]) -> list[str]:
 class Registry(Generic[T]):
     """Names -> items of one kind.
 
-    `noun` is what messages call one ("model family"). `check(name, item)` raises `PluginError` for an item that is unfit.
+    `noun` is what messages call one ("model family"). `check(name, item)` raises `PluginError` for an unfit item.
     `failures()` gives one line for each plugin that did not load: whoever misses a name should see them.
     """
 

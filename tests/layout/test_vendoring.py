@@ -126,7 +126,7 @@ def byte_tokenizer(folder: Path) -> None:
 def test_the_copy_trains(vendored, tmp_path):
     vendor_family(vendored)
     byte_tokenizer(tmp_path / "tokenizer")
-    (tmp_path / "text.jsonl").write_text("\n".join(json.dumps({"text": "round and round " * 8}) for _ in range(8)) + "\n")
+    (tmp_path / "text.jsonl").write_text((json.dumps({"text": "round and round " * 8}) + "\n") * 8)
     config = {
         "from_scratch": True,
         "architecture": {

@@ -82,7 +82,7 @@ def double_it(call) -> int:
 
 
 def library_capsule(abi_major: int = 1) -> object:
-    """A kernel of the core's op `scale`, on a backend that nobody else uses, since kernels stay for the whole process."""
+    """A kernel of the core's op `scale`, on a backend nobody else uses: kernels stay for the whole process."""
     kernel = Kernel(
         struct_size=ctypes.sizeof(Kernel), op=b"scale", backend=b"acme", name=b"ctypes", traits=1,
         supports=CALLBACK(lambda call: 1), run=CALLBACK(double_it),
