@@ -68,20 +68,29 @@ class BadRow(DataError):
 
 @dataclass
 class BadRows:
-    """What happens to bad rows: raised at once, or counted and written to the JSONL file `quarantine`."""
+    """What happens to bad rows: raised at once, or counted and added to the JSONL file `quarantine`, each row once."""
 
     quarantine: Path | None = None
     count: int = 0
+    _written: set[str] | None = None
 
     def add(self, error: BadRow) -> None:
         if self.quarantine is None:
             hint = error.hint or "Repair the row, or set `bad_rows: quarantine` to set such rows aside and go on."
             raise DataError(error.message, hint) from error
-        self.quarantine.parent.mkdir(parents=True, exist_ok=True)
-        with self.quarantine.open("a" if self.count else "w", encoding="utf-8") as file:
-            entry = {"where": error.where, "reason": error.reason, "row": error.shown}
-            file.write(json.dumps(entry, ensure_ascii=False) + "\n")
         self.count += 1
+        entry = json.dumps({"where": error.where, "reason": error.reason, "row": error.shown}, ensure_ascii=False)
+        try:
+            if self._written is None:  # a resumed run, or another data set of this one, may have written before
+                self.quarantine.parent.mkdir(parents=True, exist_ok=True)
+                exists = self.quarantine.exists()
+                self._written = set(self.quarantine.read_text("utf-8").split("\n")) if exists else set()
+            if entry not in self._written:
+                self._written.add(entry)
+                with self.quarantine.open("a", encoding="utf-8", newline="\n") as file:
+                    file.write(entry + "\n")
+        except OSError as failure:
+            raise DataError(f"{self.quarantine}: the file for bad rows cannot be written: {failure}") from failure
 
 
 def read_rows(spec: Any, bad_rows: BadRows | None = None, seed: int = 0) -> list[Row]:

@@ -32,6 +32,10 @@ def test_bad_rows_can_be_set_aside_and_are_counted(jsonl, tmp_path):
     assert [(row.data["text"], row.line) for row in rows] == [("a", 1), ("b", 4)] and bad.count == 2
     kept = [json.loads(line) for line in (tmp_path / "out" / "bad.jsonl").read_text().splitlines()]
     assert [entry["where"].rsplit(":", 1)[1] for entry in kept] == ["2", "3"] and kept[1]["row"] == "{"
+    again = BadRows(bad.quarantine)  # as a resumed run reads the same file, and then another data set
+    read_rows(jsonl(['{"text": "a"}', "[1]", "{", '{"text": "b"}']), again)
+    read_rows(jsonl(["[2]", '{"text": "a"}'], "other.jsonl"), again)
+    assert again.count == 3 and len(bad.quarantine.read_text().splitlines()) == 3
 
 
 def test_a_long_bad_row_is_shortened(jsonl):
