@@ -115,7 +115,7 @@ def surogate_strategies(register: Register[Strategy]) -> None:
     """Parallelism strategies: where tensors live and what is communicated.
 
     `register(name, strategy)`: `name` is what `strategy:` in a config says ("single"). A strategy returns the graph
-    passes that shard and communicate, run after precision and before fusion.
+    passes that shard and communicate, run after precision is applied and before recomputation is decided.
     Checked: it is a `Strategy`.
     """
 
