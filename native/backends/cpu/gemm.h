@@ -54,24 +54,38 @@ struct Epilogue {
   int32_t out_dtype;
   int64_t stride;
 
-  template <class T>
+  template <class T, bool has_bias, bool has_addend>
   void apply(int64_t row, int64_t column, int n, const float *sums) const {
     T *y = static_cast<T *>(out) + row * stride + column;
-    const T *plus = addend == nullptr ? nullptr : static_cast<const T *>(addend) + row * stride + column;
-    for (int i = 0; i < n; i += kLanes) {
-      const int lanes = std::min(kLanes, n - i);
-      vf v = vmul(vload_n(sums + i, lanes), vset(alpha));
-      if (bias != nullptr) {
-        v = vadd(v, bias_dtype == SG_F32 ? vload_n(static_cast<const float *>(bias) + column + i, lanes)
-                                         : vload_n(static_cast<const bf16 *>(bias) + column + i, lanes));
-      }
-      if (plus != nullptr) v = vadd(v, vload_n(plus + i, lanes));
-      vstore_n(y + i, v, lanes);
+    const T *plus = static_cast<const T *>(addend) + (has_addend ? row * stride + column : 0);
+    const vf factor = vset(alpha);
+    int i = 0;
+    for (; i + kLanes <= n; i += kLanes) {
+      vf v = vmul(vload(sums + i), factor);
+      if constexpr (has_bias) v = vadd(v, bias_at(column + i, kLanes));
+      if constexpr (has_addend) v = vadd(v, vload(plus + i));
+      vstore(y + i, v);
     }
+    if (i == n) return;
+    vf v = vmul(vload_n(sums + i, n - i), factor);
+    if constexpr (has_bias) v = vadd(v, bias_at(column + i, n - i));
+    if constexpr (has_addend) v = vadd(v, vload_n(plus + i, n - i));
+    vstore_n(y + i, v, n - i);
+  }
+  vf bias_at(int64_t column, int lanes) const {
+    return bias_dtype == SG_F32 ? vload_n(static_cast<const float *>(bias) + column, lanes)
+                                : vload_n(static_cast<const bf16 *>(bias) + column, lanes);
+  }
+  template <class T>
+  void choose(int64_t row, int64_t column, int n, const float *sums) const {
+    if (bias == nullptr && addend == nullptr) apply<T, false, false>(row, column, n, sums);
+    else if (bias == nullptr) apply<T, false, true>(row, column, n, sums);
+    else if (addend == nullptr) apply<T, true, false>(row, column, n, sums);
+    else apply<T, true, true>(row, column, n, sums);
   }
   void operator()(int64_t row, int64_t column, int n, const float *sums) const {
-    if (out_dtype == SG_F32) apply<float>(row, column, n, sums);
-    else apply<bf16>(row, column, n, sums);
+    if (out_dtype == SG_F32) choose<float>(row, column, n, sums);
+    else choose<bf16>(row, column, n, sums);
   }
 };
 
@@ -250,14 +264,16 @@ struct Gemm {
   int64_t block_rows;  // rows of a task
   int64_t step;        // elements of K packed at once; a multiple of every block
 
-  // Rows of A that are not transposed cost little to take again for every panel, so panels are narrow and cut evenly.
+  // Narrow outputs are cut finer, so that two cores share them. A short sum is over its output, which wide panels suit.
   static Gemm product(int64_t m, int64_t n, int64_t k, bool wide_blocks) {
-    const int64_t panel = wide_blocks ? 256 : n >= 1024 ? 128 : 64;
-    return {m, n, k, std::min(panel, round_up(n, wide_blocks ? 256 : Micro::kStrip)), n <= 128 ? 256 : 1024, Micro::kStep};
+    const int64_t panel = wide_blocks || k <= 64 ? 256 : n >= 1024 ? 128 : 64;
+    const int64_t rows = n <= 128 || k <= 64 ? 256 : n >= 1024 ? 2048 : 1024;
+    return {m, n, k, std::min(panel, round_up(n, wide_blocks ? 256 : Micro::kStrip)), rows, Micro::kStep};
   }
-  // For sums over tokens: A is transposed as it is taken, which a wide panel pays for.
+  // For sums over tokens. A is transposed as it is taken, which a wide panel pays for, unless A or B is narrow.
   static Gemm over_tokens(int64_t m, int64_t n, int64_t k) {
-    return {m, n, k, std::min<int64_t>(256, round_up(n, Micro::kStrip)), 192, 512};
+    const int64_t panel = m <= 64 ? 64 : 256, rows = n <= 64 ? 64 : 192;
+    return {m, n, k, std::min(panel, round_up(n, Micro::kStrip)), rows, 512};
   }
   int64_t panels() const { return n == 0 ? 0 : (n + panel - 1) / panel; }
   int64_t tasks() const { return m == 0 ? 0 : (m + block_rows - 1) / block_rows * panels(); }
