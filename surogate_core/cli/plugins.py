@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .console import output_console
-
 if TYPE_CHECKING:
     from ..plugins.manager import PluginReport
 
@@ -28,13 +26,11 @@ def plugins(
 
 def _print_table(rows: list[PluginReport]) -> None:
     """One block a plugin: a table would cut off the names that the list is read for."""
-    console = output_console()
     for row in rows:
-        console.print(row.distribution, style="bold", end=" ")
-        console.print(row.version, end="  ")
-        console.print(row.status, style="green" if row.status == "loaded" else "bold red")
+        typer.secho(f"{row.distribution} {row.version}", bold=True, nl=False)
+        typer.secho(f"  {row.status}", fg="green" if row.status == "loaded" else "red")
         if row.reason:
-            console.print(f"    {row.reason}", style="red", soft_wrap=True)
+            typer.secho(f"    {row.reason}", fg="red")
         for hook in row.hooks:
             names = row.provides.get(hook, [])
-            console.print(f"    {hook}: {', '.join(names)}" if names else f"    {hook}", soft_wrap=True)
+            typer.echo(f"    {hook}: {', '.join(names)}" if names else f"    {hook}")

@@ -217,7 +217,6 @@ DATASET_RENAMED: dict[str, str] = {
     "name": "subset",
     "num_samples": "samples",
     "max_samples": "samples",
-    "probability": "weight",
     "column_mapping": "columns",
     "format": "type",
 }

@@ -16,7 +16,7 @@ import yaml
 from ..errors import ConfigError
 from .tree import Entry, Mapping, Node, Scalar, Sequence, Where
 
-_MAX_NODES = 100_000  # a few lines of nested aliases can stand for more values than memory holds
+_MAX_NODES = 20_000  # a few lines of nested aliases can stand for more values than memory holds
 _PLAIN_TAGS = re.compile(r"tag:yaml\.org,2002:(str|int|float|bool|null|timestamp|merge|value|seq|map)")
 _VARIABLE = re.compile(
     r"\$(?P<escaped>\$\{)|\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(:-(?P<default>[^}]*))?\}|(?P<bad>\$\{)"
@@ -56,6 +56,8 @@ def parse_yaml(text: str, name: str, environ: MappingABC[str, str], lines: bool 
         raise ConfigError(f"{where}: not valid YAML: {error.problem or error.context}", _yaml_hint(error)) from None
     except yaml.YAMLError as error:
         raise ConfigError(f"{name}: not valid YAML: {' '.join(str(error).split())}") from None
+    except RecursionError:
+        raise ConfigError(f"{name}: nested too deeply") from None
     return None if root is None else _Reader(name, environ, lines).convert(root)
 
 
@@ -115,7 +117,7 @@ class _Reader:
             if key_node.tag == "tag:yaml.org,2002:merge":
                 merged += self._merged(value_node)
                 continue
-            key = key_node.value
+            key = expand(key_node.value, key_where, self._environ)
             if key in result.entries:
                 first = result.entries[key].where
                 raise ConfigError(f"{key_where}: `{key}` is given twice; first at {first}", "Keep one of the lines.")
