@@ -16,7 +16,7 @@ namespace sg::cpu::SG_ISA {
 
 constexpr int kKeyBlock = 128;
 constexpr int kMaxColumns = 192;  // of a query block, unless one token has more heads in a group
-constexpr int kMaxGroup = 256;
+constexpr int kMaxGroup = 256;    // so also the most columns of a query block
 
 struct AttentionDims {
   int64_t tokens = 0;

@@ -98,10 +98,10 @@ class Forward {
     s.columns.set(dims_, begin, end, length);
     const Columns &columns = s.columns;
     const T *rows[kMaxGroup];
-    const T *column_rows_[kMaxGroup > kMaxColumns ? kMaxGroup : kMaxColumns];
-    column_rows(column_rows_, q_, block.begin, columns.count, dims_.heads, kv_head * dims_.group, dims_.group,
+    const T *query_rows[kMaxGroup];
+    column_rows(query_rows, q_, block.begin, columns.count, dims_.heads, kv_head * dims_.group, dims_.group,
                 dims_.head_dim);
-    pack_b_transposed(s.q, column_rows_, columns.count, columns.padded, dims_.head_dim, dims_.padded_head_dim);
+    pack_b_transposed(s.q, query_rows, columns.count, columns.padded, dims_.head_dim, dims_.padded_head_dim);
     std::fill(s.o, s.o + static_cast<int64_t>(columns.padded) * dims_.padded_value_dim, 0.0f);
     std::fill(s.peak, s.peak + columns.padded, kLowestPeak);
     std::fill(s.total, s.total + columns.padded, 0.0f);

@@ -11,7 +11,6 @@ namespace sg::cpu::SG_ISA {
 // fp32 multiply-add.
 struct FloatArithmetic {
   using Elem = float;
-  static constexpr const char *kName = SG_ISA_NAME;
   static void begin_task() {}
   static void end_task() {}
 
@@ -52,7 +51,6 @@ struct FloatArithmetic {
 // Pairs of bf16 products summed in fp32 by vector instructions.
 struct Bf16DotArithmetic {
   using Elem = bf16;
-  static constexpr const char *kName = "avx512bf16";
   static void begin_task() {}
   static void end_task() {}
 
@@ -93,7 +91,6 @@ struct Bf16DotArithmetic {
 // The same sums by tile instructions: 2 x 2 tiles of 16 x 16 results, 32 deep.
 struct AmxArithmetic {
   using Elem = bf16;
-  static constexpr const char *kName = "amx";
 
   // Tiles 0-3: results; 4, 5: rows of a; 6, 7: columns of b. All are 16 rows of 64 bytes.
   static void begin_task() {

@@ -1,5 +1,5 @@
-// The online softmax of one strip of columns, and the merge of two partial results. Weights are summed in four
-// interleaved accumulators by row, so that the kernel for single tokens (attention_single.h) can sum in the same order.
+// The online softmax of one strip of columns. Weights are summed in four interleaved accumulators by row, an order that the
+// kernel for few columns (attention_few.h) keeps too.
 #pragma once
 
 #include "attention_gemm.h"
@@ -34,12 +34,13 @@ void softmax_strip(float *logits, Elem *weights, int rows, float factor, bool ma
     }
     const vf old_peak = vload(peak + half * kLanes);
     const vf new_peak = vmax(old_peak, vmul(f, vmax(vmax(max0, max1), vmax(max2, max3))));
+    const vf minus_peak = vsub(vzero(), new_peak);
     vf sum[4] = {vzero(), vzero(), vzero(), vzero()};
     for (int r = 0; r < rows; r += 4) {
       vf w[4];
 #pragma GCC unroll 4
       for (int i = 0; i < 4; ++i) {
-        w[i] = vexp2(vsub(vmul(vload(column + (r + i) * kWidth), f), new_peak));
+        w[i] = vexp2(vfma(vload(column + (r + i) * kWidth), f, minus_peak));
       }
       if (masked) {
 #pragma GCC unroll 4

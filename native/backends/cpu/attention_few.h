@@ -1,0 +1,138 @@
+// Attention of a few columns (a decoded token's heads) to a block of keys: lanes run over keys for the logits and over
+// value columns for the sum, so that no lane is wasted on absent queries.
+//
+// Every column's bits equal those of the strip path (softmax_strip, FloatArithmetic::product): sums over head_dim and over
+// keys run in the same order with the same fused operations. A token therefore gives the same result decoded alone or
+// inside a prompt.
+#pragma once
+
+#include "attention_common.h"
+#include "attention_softmax.h"
+
+namespace sg::cpu::SG_ISA {
+
+constexpr int kFewColumns = 16;
+
+// logits[c][ld] = q[c] . keys[n], q in fp32 rows of padded_dim.
+template <int N>
+inline void few_dots(float *logits, int ld, const vf *tile, const float *q, int padded_dim) {
+  vf acc[N];
+#pragma GCC unroll 4
+  for (int c = 0; c < N; ++c) acc[c] = vload(logits + c * ld);
+#pragma GCC unroll 16
+  for (int i = 0; i < kLanes; ++i) {
+#pragma GCC unroll 4
+    for (int c = 0; c < N; ++c) acc[c] = vfma(tile[i], vset(q[c * padded_dim + i]), acc[c]);
+  }
+#pragma GCC unroll 4
+  for (int c = 0; c < N; ++c) vstore(logits + c * ld, acc[c]);
+}
+
+template <class C>
+void few_logits(float *logits, int columns, const float *q, const C *const *keys, int count, int dim, int padded_dim) {
+  vf tile[kLanes];
+  for (int n = 0; n < count; n += kLanes) {
+    for (int c = 0; c < columns; ++c) vstore(logits + c * kKeyBlock + n, vzero());
+    for (int d = 0; d < dim; d += kLanes) {
+      load_tile(tile, keys + n, count - n, d, dim);
+      transpose_tile(tile);
+      int c = 0;
+      for (; c + 4 <= columns; c += 4) {
+        few_dots<4>(logits + c * kKeyBlock + n, kKeyBlock, tile, q + c * padded_dim + d, padded_dim);
+      }
+      float *rest = logits + c * kKeyBlock + n;
+      const float *q_rest = q + c * padded_dim + d;
+      if (columns - c == 3) few_dots<3>(rest, kKeyBlock, tile, q_rest, padded_dim);
+      if (columns - c == 2) few_dots<2>(rest, kKeyBlock, tile, q_rest, padded_dim);
+      if (columns - c == 1) few_dots<1>(rest, kKeyBlock, tile, q_rest, padded_dim);
+    }
+  }
+}
+
+// One column: logits of keys first_key .. first_key + count become weights in place; returns the factor that what was
+// summed before shrinks by. Keys outside [low, high] are hidden.
+inline float few_softmax(float *logits, int count, float factor, float first_key, float low, float high, float *peak,
+                         float *total) {
+  const vf hidden = vset(-INFINITY), f = vset(factor), first = vset(low), last = vset(high);
+  alignas(64) float index[kLanes];
+  for (int i = 0; i < kLanes; ++i) index[i] = static_cast<float>(i);
+  const vf lanes = vload(index);
+  const int padded = static_cast<int>(round_up(count, kLanes));
+  vf maximum = hidden;
+  for (int n = 0; n < padded; n += kLanes) {
+    const vf key = vadd(vset(first_key + static_cast<float>(n)), lanes);
+    const vf x = vwithin(vload(logits + n), key, first, last, hidden);
+    vstore(logits + n, x);
+    maximum = vmax(maximum, x);
+  }
+  const float new_peak = std::max(*peak, factor * vmaximum(maximum));
+  const vf minus_peak = vset(-new_peak);
+  for (int n = 0; n < padded; n += kLanes) {
+    const vf key = vadd(vset(first_key + static_cast<float>(n)), lanes);
+    vstore(logits + n, vwithin(vexp2(vfma(vload(logits + n), f, minus_peak)), key, first, last, vzero()));
+  }
+  __m128 sum = _mm_setzero_ps();
+  for (int n = 0; n < padded; n += 4) sum = _mm_add_ps(sum, _mm_loadu_ps(logits + n));
+  float s[4];
+  _mm_storeu_ps(s, sum);
+  alignas(64) float shrink[kLanes], scaled[kLanes];
+  const vf shrinking = vexp2(vsub(vset(*peak), vset(new_peak)));
+  vstore(shrink, shrinking);
+  vstore(scaled, vfma(vset(*total), shrinking, vadd(vadd(vset(s[0]), vset(s[1])), vadd(vset(s[2]), vset(s[3])))));
+  *total = scaled[0];
+  *peak = new_peak;
+  return shrink[0];
+}
+
+// o[c][d..] = shrink[c] * o[c][d..] + sum over keys of weights[c] * values, for N columns and M vectors of value columns.
+template <int N, int M, class C>
+inline void few_values(float *o, int padded_dim, const float *weights, const float *shrink, const C *const *values,
+                       int count, int d, int dim) {
+  vf acc[N][M];
+#pragma GCC unroll 4
+  for (int c = 0; c < N; ++c) {
+#pragma GCC unroll 4
+    for (int j = 0; j < M; ++j) acc[c][j] = vmul(vload(o + c * padded_dim + d + j * kLanes), vset(shrink[c]));
+  }
+  for (int n = 0; n < count; ++n) {
+    vf value[M];
+#pragma GCC unroll 4
+    for (int j = 0; j < M; ++j) value[j] = load_clipped(values[n], d + j * kLanes, dim);
+#pragma GCC unroll 4
+    for (int c = 0; c < N; ++c) {
+      const vf w = vset(weights[c * kKeyBlock + n]);
+#pragma GCC unroll 4
+      for (int j = 0; j < M; ++j) acc[c][j] = vfma(value[j], w, acc[c][j]);
+    }
+  }
+#pragma GCC unroll 4
+  for (int c = 0; c < N; ++c) {
+#pragma GCC unroll 4
+    for (int j = 0; j < M; ++j) vstore(o + c * padded_dim + d + j * kLanes, acc[c][j]);
+  }
+}
+
+template <int N, class C>
+inline void few_values_columns(float *o, int padded_dim, const float *weights, const float *shrink,
+                               const C *const *values, int count, int dim) {
+  constexpr int kVectors = kLanes == 16 ? 4 : 2;
+  int d = 0;
+  for (; d + kVectors * kLanes <= dim; d += kVectors * kLanes) {
+    few_values<N, kVectors>(o, padded_dim, weights, shrink, values, count, d, dim);
+  }
+  for (; d < dim; d += kLanes) few_values<N, 1>(o, padded_dim, weights, shrink, values, count, d, dim);
+}
+
+template <class C>
+void few_sum(float *o, int columns, int padded_dim, const float *weights, const float *shrink, const C *const *values,
+             int count, int dim) {
+  int c = 0;
+  for (; c + 3 <= columns; c += 3) {
+    few_values_columns<3>(o + c * padded_dim, padded_dim, weights + c * kKeyBlock, shrink + c, values, count, dim);
+  }
+  for (; c < columns; ++c) {
+    few_values_columns<1>(o + c * padded_dim, padded_dim, weights + c * kKeyBlock, shrink + c, values, count, dim);
+  }
+}
+
+}  // namespace sg::cpu::SG_ISA

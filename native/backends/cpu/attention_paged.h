@@ -1,0 +1,376 @@
+// paged_attention: o[T, Hq, Dv] of tokens that attend to the cached keys and values of their sequence.
+//
+// Tokens that follow one another in a sequence form blocks, handled like the query blocks of attention_forward.h; a block
+// of few columns (a decoded token) takes the path of attention_few.h. Keys are cut into chunks by absolute position;
+// each chunk's result is merged into the sum of those before it. Chunks of a small block are tasks of their own, so that
+// several cores work on one long sequence. None of these choices changes a bit of any token's result: it depends on the
+// token, its position and the cache alone.
+#pragma once
+
+#include "attention_few.h"
+
+namespace sg::cpu::SG_ISA {
+
+constexpr int kKeyChunk = 2 * kKeyBlock;
+
+struct PagedBlock {
+  int32_t token, count;        // of the call
+  int32_t sequence, position;  // of the first token
+  int32_t first_chunk, num_chunks;
+  int32_t slot;  // of partial results, or -1: one task runs all chunks
+};
+struct PagedTask {
+  int32_t block, chunk;  // chunk: counted from the block's first; -1: all
+};
+
+struct PagedPlan {
+  AttentionDims dims;
+  int64_t block_size, max_blocks, sequences, cache_rows;
+  int64_t max_chunks, slots;
+  int64_t result_floats;  // of one (block, head) result of few columns: o, peaks, totals
+
+  explicit PagedPlan(const sg_call *call) : dims(call, input(call, 0), input(call, 1), input(call, 2)) {
+    dims.causal = 1;
+    block_size = attr_int(call, "block_size", 0);
+    cache_rows = input(call, 1)->shape[0];
+    sequences = input(call, 5)->shape[0];
+    max_blocks = input(call, 5)->shape[1];
+    max_chunks = (max_blocks * block_size + kKeyChunk - 1) / kKeyChunk;
+    slots = std::min<int64_t>(std::min<int64_t>(dims.tokens, 64), std::max<int64_t>(1, 4096 / std::max<int64_t>(1, max_chunks)));
+    result_floats = kFewColumns * (dims.padded_value_dim + 2);
+  }
+  bool is_few(const PagedBlock &block) const { return block.count * dims.group <= kFewColumns; }
+  float *partial(float *partials, const PagedBlock &block, int chunk, int kv_head) const {
+    return partials + ((block.slot * max_chunks + chunk) * dims.kv_heads + kv_head) * result_floats;
+  }
+};
+
+struct PagedShared {
+  PagedBlock *blocks;
+  PagedTask *tasks;
+  float *partials;
+  PagedShared(Bump &bump, const PagedPlan &plan)
+      : blocks(bump.take<PagedBlock>(plan.dims.tokens)),
+        tasks(bump.take<PagedTask>(plan.dims.tokens + plan.slots * plan.max_chunks)),
+        partials(bump.take<float>(plan.slots * plan.max_chunks * plan.dims.kv_heads * plan.result_floats)) {}
+};
+
+struct PagedScratch {
+  Columns columns;
+  float *q, *k, *v, *weights, *logits;   // as in ForwardScratch; q of few columns: rows
+  float *o, *peak, *total;               // of all chunks so far
+  float *part_o, *part_peak, *part_total;  // of one chunk
+  PagedScratch(Bump &bump, const AttentionDims &dims) : columns(bump, dims) {
+    q = bump.take<float>(static_cast<int64_t>(dims.padded_columns) * dims.padded_head_dim);
+    k = bump.take<float>(kKeyBlock * dims.padded_head_dim);
+    v = bump.take<float>(kKeyBlock * dims.padded_value_dim);
+    weights = bump.take<float>(kKeyBlock * kWidth);
+    logits = bump.take<float>(kKeyBlock * std::max(kWidth, kFewColumns));
+    for (float **x : {&o, &part_o}) *x = bump.take<float>(static_cast<int64_t>(dims.padded_columns) * dims.padded_value_dim);
+    for (float **x : {&peak, &total, &part_peak, &part_total}) *x = bump.take<float>(dims.padded_columns);
+  }
+};
+
+inline size_t paged_scratch_size(const AttentionDims &dims) {
+  Bump bump(nullptr);
+  PagedScratch scratch(bump, dims);
+  return bump.used();
+}
+
+inline size_t paged_workspace(const sg_call *call) {
+  const PagedPlan plan(call);
+  Bump bump(nullptr);
+  PagedShared shared(bump, plan);
+  return bump.used() + static_cast<size_t>(num_workers(call)) * paged_scratch_size(plan.dims);
+}
+
+// Adds a chunk's result to that of the chunks before it. Both are given for one column; o runs with stride `ld`.
+// Merging with the result of no visible key changes nothing.
+inline void merge_factors(float *peak, float *total, float part_peak, float part_total, float *keep, float *take) {
+  const float new_peak = std::max(*peak, part_peak);
+  alignas(64) float lanes[kLanes];
+  const vf kept = vexp2(vset(*peak - new_peak)), taken = vexp2(vset(part_peak - new_peak));
+  vstore(lanes, kept);
+  *keep = lanes[0];
+  vstore(lanes, taken);
+  *take = lanes[0];
+  vstore(lanes, vfma(vset(*total), kept, vmul(vset(part_total), taken)));
+  *total = lanes[0];
+  *peak = new_peak;
+}
+
+// T: q and o; C: the caches.
+template <class T, class C>
+class Paged {
+ public:
+  explicit Paged(const sg_call *call)
+      : call_(call),
+        plan_(call),
+        dims_(plan_.dims),
+        q_(data<const T>(input(call, 0))),
+        k_(data<const C>(input(call, 1))),
+        v_(data<const C>(input(call, 2))),
+        sequences_(data<const int32_t>(input(call, 3))),
+        positions_(data<const int32_t>(input(call, 4))),
+        tables_(data<const int32_t>(input(call, 5))),
+        o_(data<T>(output(call, 0))) {}
+
+  int32_t run() {
+    Bump bump(call_->workspace);
+    const PagedShared shared(bump, plan_);
+    char *scratch = static_cast<char *>(call_->workspace) + bump.used();
+    const size_t scratch_size = paged_scratch_size(dims_);
+    int64_t num_blocks = 0, num_tasks = 0;
+    if (int32_t status = list_blocks(shared.blocks, &num_blocks); status != SG_OK) return status;
+    bool split = false;
+    for (int64_t i = num_blocks - 1; i >= 0; --i) {  // late blocks see the most keys: they go first
+      PagedBlock &block = shared.blocks[i];
+      split = split || block.slot >= 0;
+      if (block.slot < 0) shared.tasks[num_tasks++] = {static_cast<int32_t>(i), -1};
+      for (int32_t chunk = 0; block.slot >= 0 && chunk < block.num_chunks; ++chunk) {
+        shared.tasks[num_tasks++] = {static_cast<int32_t>(i), chunk};
+      }
+    }
+    parallel_for(call_, num_tasks * dims_.kv_heads, [&](int64_t task, int worker) {
+      Bump worker_bump(scratch + static_cast<size_t>(worker) * scratch_size);
+      PagedScratch s(worker_bump, dims_);
+      const PagedTask &t = shared.tasks[task / dims_.kv_heads];
+      run_task(s, shared, shared.blocks[t.block], t.chunk, static_cast<int>(task % dims_.kv_heads));
+    });
+    if (split) {
+      parallel_for(call_, num_blocks, [&](int64_t i, int) { finish_split(shared, shared.blocks[i]); });
+    }
+    return SG_OK;
+  }
+
+ private:
+  // Checks the operands, lists the blocks and clears the rows of padding tokens.
+  int32_t list_blocks(PagedBlock *blocks, int64_t *num_blocks) const {
+    int32_t slots = 0;
+    for (int32_t t = 0; t < dims_.tokens;) {
+      const int32_t sequence = sequences_[t], position = positions_[t];
+      if (sequence < 0) {
+        std::memset(static_cast<void *>(o_ + t * row_size()), 0, static_cast<size_t>(row_size()) * sizeof(T));
+        ++t;
+        continue;
+      }
+      int32_t count = 1;
+      while (count < dims_.query_block && t + count < dims_.tokens && sequences_[t + count] == sequence &&
+             positions_[t + count] == position + count) {
+        ++count;
+      }
+      PagedBlock block{t, count, sequence, position, 0, 0, -1};
+      if (int32_t status = check_block(block); status != SG_OK) return status;
+      block.first_chunk = dims_.first_key(position) / kKeyChunk;
+      block.num_chunks = (position + count - 1) / kKeyChunk + 1 - block.first_chunk;
+      if (plan_.is_few(block) && block.num_chunks > 1 && slots < plan_.slots) block.slot = slots++;
+      blocks[(*num_blocks)++] = block;
+      t += count;
+    }
+    return SG_OK;
+  }
+
+  int32_t check_block(const PagedBlock &block) const {
+    const int64_t last = static_cast<int64_t>(block.position) + block.count - 1;
+    if (block.sequence >= plan_.sequences || block.position < 0 || last >= plan_.max_blocks * plan_.block_size) {
+      return fail(call_, "paged_attention: token %d has sequence %d and position %d, but the block tables hold %lld "
+                  "sequences of %lld positions", block.token, block.sequence, block.position,
+                  static_cast<long long>(plan_.sequences), static_cast<long long>(plan_.max_blocks * plan_.block_size));
+    }
+    const int32_t *table = tables_ + block.sequence * plan_.max_blocks;
+    for (int64_t i = dims_.first_key(block.position) / plan_.block_size; i <= last / plan_.block_size; ++i) {
+      if (table[i] < 0 || (table[i] + int64_t{1}) * plan_.block_size > plan_.cache_rows) {
+        return fail(call_, "paged_attention: block table of sequence %d names block %d, but the cache has %lld rows of "
+                    "blocks of %lld", block.sequence, table[i], static_cast<long long>(plan_.cache_rows),
+                    static_cast<long long>(plan_.block_size));
+      }
+    }
+    return SG_OK;
+  }
+
+  int64_t row_size() const { return static_cast<int64_t>(dims_.heads) * dims_.value_dim; }
+
+  // rows[i] = the cache row of position `first + i`.
+  void cache_rows(const C **rows, const C *cache, int32_t sequence, int first, int count, int kv_head, int dim) const {
+    const int32_t *table = tables_ + sequence * plan_.max_blocks;
+    const int64_t stride = static_cast<int64_t>(dims_.kv_heads) * dim;
+    for (int i = 0; i < count; ++i) {
+      const int64_t position = first + i;
+      const int64_t row = table[position / plan_.block_size] * plan_.block_size + position % plan_.block_size;
+      rows[i] = cache + row * stride + kv_head * dim;
+    }
+  }
+
+  void run_task(PagedScratch &s, const PagedShared &shared, const PagedBlock &block, int chunk, int kv_head) {
+    s.columns.set(dims_, block.position, block.position + block.count, block.position + block.count);
+    const T *rows[kMaxGroup];
+    column_rows(rows, q_, block.token, s.columns.count, dims_.heads, kv_head * dims_.group, dims_.group, dims_.head_dim);
+    const bool few = plan_.is_few(block);
+    if (few) {
+      pack_a(s.q, rows, s.columns.count, s.columns.count, dims_.head_dim, dims_.padded_head_dim);
+    } else {
+      pack_b_transposed(s.q, rows, s.columns.count, s.columns.padded, dims_.head_dim, dims_.padded_head_dim);
+    }
+    if (chunk >= 0) {
+      float *part = plan_.partial(shared.partials, block, chunk, kv_head);
+      s.part_o = part;
+      s.part_peak = part + kFewColumns * dims_.padded_value_dim;
+      s.part_total = s.part_peak + kFewColumns;
+      run_chunk(s, block, chunk, kv_head, few);
+      return;
+    }
+    for (int i = 0; i < block.num_chunks; ++i) {
+      run_chunk(s, block, i, kv_head, few);
+      if (i == 0) {
+        std::swap(s.o, s.part_o);
+        std::swap(s.peak, s.part_peak);
+        std::swap(s.total, s.part_total);
+      } else if (few) {
+        merge_rows(s.o, s.peak, s.total, s.part_o, s.part_peak, s.part_total, s.columns.count);
+      } else {
+        merge_strips(s);
+      }
+    }
+    if (few) {
+      store_rows(block, kv_head, s.o, s.total);
+    } else {
+      store_strips(s, block, kv_head);
+    }
+  }
+
+  void run_chunk(PagedScratch &s, const PagedBlock &block, int chunk, int kv_head, bool few) {
+    const int columns = few ? s.columns.count : s.columns.padded;
+    std::fill(s.part_o, s.part_o + static_cast<int64_t>(columns) * dims_.padded_value_dim, 0.0f);
+    std::fill(s.part_peak, s.part_peak + columns, kLowestPeak);
+    std::fill(s.part_total, s.part_total + columns, 0.0f);
+    const int chunk_begin = (block.first_chunk + chunk) * kKeyChunk;
+    const int begin = std::max(chunk_begin, dims_.first_key(block.position));
+    const int end = std::min(chunk_begin + kKeyChunk, block.position + block.count);
+    const C *keys[kKeyBlock], *values[kKeyBlock];
+    for (int key = begin; key < end; key += kKeyBlock) {
+      const int count = std::min(kKeyBlock, end - key);
+      cache_rows(keys, k_, block.sequence, key, count, kv_head, dims_.head_dim);
+      cache_rows(values, v_, block.sequence, key, count, kv_head, dims_.value_dim);
+      if (few) {
+        run_few(s, keys, values, key, count);
+      } else {
+        run_strips(s, keys, values, key, count);
+      }
+    }
+  }
+
+  void run_few(PagedScratch &s, const C *const *keys, const C *const *values, int key, int count) {
+    const int columns = s.columns.count;
+    few_logits(s.logits, columns, s.q, keys, count, dims_.head_dim, dims_.padded_head_dim);
+    float shrink[kFewColumns];
+    for (int c = 0; c < columns; ++c) {
+      float *logits = s.logits + c * kKeyBlock;
+      if (dims_.softcap > 0.0f) {
+        const vf f = vset(dims_.tanh_factor());
+        for (int n = 0; n < count; n += kLanes) vstore(logits + n, vtanh(vmul(vload(logits + n), f)));
+      }
+      shrink[c] = few_softmax(logits, count, dims_.logit_factor(), static_cast<float>(key), s.columns.low[c],
+                              s.columns.high[c], s.part_peak + c, s.part_total + c);
+    }
+    few_sum(s.part_o, columns, dims_.padded_value_dim, s.logits, shrink, values, count, dims_.value_dim);
+  }
+
+  void run_strips(PagedScratch &s, const C *const *keys, const C *const *values, int key, int count) {
+    const int padded = static_cast<int>(round_up(count, kPad));
+    pack_a(s.k, keys, count, padded, dims_.head_dim, dims_.padded_head_dim);
+    pack_a_transposed(s.v, kKeyBlock, values, count, padded, dims_.value_dim, dims_.padded_value_dim);
+    for (int strip = 0; strip < s.columns.padded; strip += kWidth) {
+      const StripRange range(s.columns, strip, key, padded);
+      if (range.empty()) continue;
+      FloatArithmetic::product(s.logits, kWidth, s.k + range.begin * dims_.padded_head_dim, dims_.padded_head_dim,
+                               s.q + strip * dims_.padded_head_dim, range.size(), dims_.padded_head_dim, false);
+      if (dims_.softcap > 0.0f) tanh_rows(s.logits, range.size(), dims_.tanh_factor());
+      float *o = s.part_o + strip * dims_.padded_value_dim;
+      softmax_strip(s.logits, s.weights, range.size(), dims_.logit_factor(), range.masked,
+                    static_cast<float>(key + range.begin), s.columns.low + strip, s.columns.high + strip,
+                    s.part_peak + strip, s.part_total + strip, o, dims_.padded_value_dim);
+      FloatArithmetic::product(o, kWidth, s.v + range.begin, kKeyBlock, s.weights, dims_.padded_value_dim, range.size(),
+                               true);
+    }
+  }
+
+  void merge_rows(float *o, float *peak, float *total, const float *part_o, const float *part_peak,
+                  const float *part_total, int columns) const {
+    for (int c = 0; c < columns; ++c) {
+      float keep, take;
+      merge_factors(peak + c, total + c, part_peak[c], part_total[c], &keep, &take);
+      float *row = o + c * dims_.padded_value_dim;
+      const float *part = part_o + c * dims_.padded_value_dim;
+      for (int d = 0; d < dims_.padded_value_dim; d += kLanes) {
+        vstore(row + d, vfma(vload(row + d), vset(keep), vmul(vload(part + d), vset(take))));
+      }
+    }
+  }
+
+  void merge_strips(PagedScratch &s) const {
+    float keep[kWidth], take[kWidth];
+    for (int strip = 0; strip < s.columns.padded; strip += kWidth) {
+      for (int c = 0; c < kWidth; ++c) {
+        merge_factors(s.peak + strip + c, s.total + strip + c, s.part_peak[strip + c], s.part_total[strip + c], keep + c,
+                      take + c);
+      }
+      float *o = s.o + strip * dims_.padded_value_dim;
+      const float *part = s.part_o + strip * dims_.padded_value_dim;
+      for (int i = 0; i < dims_.padded_value_dim * kWidth; i += kLanes) {
+        const int c = i % kWidth;
+        vstore(o + i, vfma(vload(o + i), vload(keep + c), vmul(vload(part + i), vload(take + c))));
+      }
+    }
+  }
+
+  T *output_row(const PagedBlock &block, int kv_head, int column) const {
+    const int64_t token = block.token + column / dims_.group;
+    return o_ + (token * dims_.heads + kv_head * dims_.group + column % dims_.group) * dims_.value_dim;
+  }
+
+  void store_rows(const PagedBlock &block, int kv_head, const float *o, const float *total) const {
+    for (int c = 0; c < block.count * dims_.group; ++c) {
+      T *out = output_row(block, kv_head, c);
+      const float *row = o + c * dims_.padded_value_dim;
+      const vf inverse = vset(1.0f / total[c]);
+      int d = 0;
+      for (; d + kLanes <= dims_.value_dim; d += kLanes) vstore(out + d, vmul(vload(row + d), inverse));
+      if (d < dims_.value_dim) vstore_n(out + d, vmul(vload(row + d), inverse), dims_.value_dim - d);
+    }
+  }
+
+  void store_strips(PagedScratch &s, const PagedBlock &block, int kv_head) const {
+    float inverse[kWidth];
+    T *rows[kWidth];
+    for (int strip = 0; strip < s.columns.count; strip += kWidth) {
+      const int width = std::min(kWidth, s.columns.count - strip);
+      for (int c = 0; c < kWidth; ++c) inverse[c] = 1.0f / s.total[strip + c];
+      for (int c = 0; c < width; ++c) rows[c] = output_row(block, kv_head, strip + c);
+      store_transposed(rows, width, s.o + strip * dims_.padded_value_dim, inverse, dims_.value_dim);
+    }
+  }
+
+  void finish_split(const PagedShared &shared, const PagedBlock &block) const {
+    if (block.slot < 0) return;
+    for (int kv_head = 0; kv_head < dims_.kv_heads; ++kv_head) {
+      float *o = plan_.partial(shared.partials, block, 0, kv_head);
+      float *peak = o + kFewColumns * dims_.padded_value_dim, *total = peak + kFewColumns;
+      for (int chunk = 1; chunk < block.num_chunks; ++chunk) {
+        const float *part = plan_.partial(shared.partials, block, chunk, kv_head);
+        const float *part_peak = part + kFewColumns * dims_.padded_value_dim;
+        merge_rows(o, peak, total, part, part_peak, part_peak + kFewColumns, block.count * dims_.group);
+      }
+      store_rows(block, kv_head, o, total);
+    }
+  }
+
+  const sg_call *call_;
+  PagedPlan plan_;
+  const AttentionDims &dims_;
+  const T *q_;
+  const C *k_, *v_;
+  const int32_t *sequences_, *positions_, *tables_;
+  T *o_;
+};
+
+}  // namespace sg::cpu::SG_ISA
