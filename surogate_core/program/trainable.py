@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..ir.graph import Graph
-from .program import PERSISTENT, Instruction, num_bytes
+from .program import HOST_WRITTEN, PERSISTENT, Instruction, num_bytes
 
 if TYPE_CHECKING:
     from .emit import _Emitter
@@ -105,7 +105,7 @@ class TrainableLayout:
     def update(self, emitter: _Emitter, optimizer) -> list[Instruction]:
         """Global norm, the optimizer's instructions for each group, and the refreshed copy."""
         norm = emitter._tensor("grad_norm", emitter._storage("grad_norm", "inputs", 4, PERSISTENT), "f32", (1,))
-        hyper = emitter._tensor("hyper", emitter._storage("hyper", "inputs", 16, PERSISTENT | 2), "f32", (4,))
+        hyper = emitter._tensor("hyper", emitter._storage("hyper", "inputs", 16, PERSISTENT | HOST_WRITTEN), "f32", (4,))
         for state in optimizer.states:
             self._flat(emitter, f"optimizer.{state}", "optimizer", "f32")
         instructions = [Instruction("global_norm", ("gradients",), (norm,))]

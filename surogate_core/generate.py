@@ -1,0 +1,197 @@
+"""Text from a model: prompts in chunks and tokens one by one through programs with a key-value cache.
+
+Generator().chat(messages) and .complete(text) decode one sequence; `Decoder` underneath runs any number of rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from . import engine
+from .data.template import load_template
+from .errors import DataError, SurogateError
+from .model import AppliedAdapter, FrozenWeights, LoadedModel, cached_program
+from .passes.paged_kv import BLOCK_SIZE
+
+PROMPT_CHUNK = 512
+"""Tokens of a prompt that go through the model together."""
+
+
+class Decoder:
+    """A model with a cache of ``context`` tokens for each of ``sequences`` sequences.
+
+    Programs are planned for the token counts that are asked for: 1, 2, 4, ... up to PROMPT_CHUNK.
+    """
+
+    def __init__(
+        self, model: LoadedModel, weights: FrozenWeights, recipe: Any, context: int, sequences: int = 1,
+        adapter: AppliedAdapter | None = None, threads: int | None = None, backend: str = "cpu",
+    ) -> None:
+        self.model, self.weights, self.recipe, self.adapter = model, weights, recipe, adapter
+        self.threads, self.backend = threads, backend
+        self.blocks = -(-context // BLOCK_SIZE)
+        self.context, self.sequences = self.blocks * BLOCK_SIZE, sequences
+        self._sessions: dict[int, engine.Session] = {}
+        self._caches: dict[str, np.ndarray] = {}
+        if adapter is not None:
+            for name, array in adapter.arrays.items():
+                weights.adopt(name, "f32", array.shape, array)
+
+    def _fill(self, tokens: Sequence[int], sequence_ids: Sequence[int], positions: Sequence[int]) -> engine.Session:
+        """The session planned for so many tokens, with its inputs written and padded."""
+        count = len(tokens)
+        bucket = 1 << (count - 1).bit_length()
+        session = self._sessions.get(bucket) or self._open(bucket)
+        positions = np.asarray(positions, np.int32)
+        ids = np.asarray(sequence_ids, np.int32)
+        if positions.max(initial=0) >= self.context:
+            raise SurogateError(f"position {positions.max()} is past the cache of {self.context} tokens")
+        for name, values, padding in (
+            ("tokens", tokens, 0), ("positions", positions, 0), ("sequence_ids", ids, -1),
+            ("slots", ids * self.context + positions, -1),
+        ):
+            tensor = session.tensor(name)
+            tensor[:count] = values
+            tensor[count:] = padding
+        return session
+
+    def logits(self, tokens: Sequence[int], sequence_ids: Sequence[int], positions: Sequence[int], rows: Sequence[int]) -> np.ndarray:
+        """float32 [len(rows), vocab]: logits after the tokens at ``rows``. A view that the next run overwrites."""
+        session = self._fill(tokens, sequence_ids, positions)
+        wanted = session.tensor("rows")
+        wanted[:] = rows[-1]
+        wanted[:len(rows)] = rows
+        session.run("forward")
+        return session.tensor("logits")[:len(rows)]
+
+    def _open(self, bucket: int) -> engine.Session:
+        bindings = {
+            "T": bucket, "R": min(bucket, self.sequences), "S": self.context * self.sequences, "B": self.sequences,
+            "M": self.blocks,
+        }
+        graph, program = cached_program(
+            self.model, self.recipe, self.weights, bindings, max_positions=self.context,
+            adapter=None if self.adapter is None else self.adapter.spec,
+        )
+        session = engine.Session(program.to_bytes(), self.backend, self.threads)
+        self.weights.bind(session, graph)
+        for storage in program.external():
+            if not storage.name.startswith("weight."):
+                cache = self._caches.setdefault(storage.name, np.zeros(storage.bytes, np.uint8))
+                session.bind(storage.name, cache)
+        for name, (_, array) in graph.constants.items():
+            session.tensor(name)[...] = array
+        table = np.arange(self.sequences * self.blocks, dtype=np.int32).reshape(self.sequences, self.blocks)
+        session.tensor("block_tables")[...] = table
+        self._sessions[bucket] = session
+        return session
+
+
+def sample(logits: np.ndarray, temperature: float, top_p: float, generator: np.random.Generator) -> int:
+    """One token id from float32 [vocab] logits; temperature 0 takes the largest (the lowest id on a tie)."""
+    if temperature <= 0:
+        return int(logits.argmax())
+    scaled = logits.astype(np.float64) / temperature
+    probabilities = np.exp(scaled - scaled.max())
+    probabilities /= probabilities.sum()
+    if top_p < 1.0:
+        order = np.argsort(-probabilities, kind="stable")
+        keep = order[: int(np.searchsorted(np.cumsum(probabilities[order]), top_p)) + 1]
+        kept = probabilities[keep] / probabilities[keep].sum()
+        return int(keep[generator.choice(len(keep), p=kept)])
+    return int(generator.choice(len(probabilities), p=probabilities))
+
+
+class Generator:
+    """A model that answers. ``model``: Hugging Face folder or GGUF file; ``adapter``: a PEFT LoRA folder; ``recipe``: name
+    of a precision recipe; ``context``: tokens of prompt and answer together (default: the model's, at most 4096)."""
+
+    def __init__(
+        self, model: str | Path, adapter: str | Path | None = None, recipe: str = "bf16", threads: int | None = None,
+        context: int | None = None, families: Sequence[Any] | None = None,
+    ) -> None:
+        self.loaded = LoadedModel.open(model, families if families is not None else _installed_families())
+        self.tokenizer = self.loaded.tokenizer()
+        chosen = _recipe(recipe)
+        weights = FrozenWeights(self.loaded, chosen.compute)
+        limit = context or min(self.loaded.hyperparameters.max_positions, 4096)
+        held = None if adapter is None else AppliedAdapter.open(adapter, self.loaded)
+        self.decoder = Decoder(self.loaded, weights, chosen, limit, adapter=held, threads=threads)
+
+    def chat(
+        self, messages: Sequence[dict[str, Any]], max_new_tokens: int = 256, temperature: float = 0.0, top_p: float = 1.0,
+        seed: int = 0, stream: Callable[[str], None] | None = None, tools: Sequence[dict[str, Any]] | None = None,
+    ) -> str:
+        """The assistant's answer to a conversation. DataError when the model has no chat template."""
+        template = load_template(None, self.tokenizer)
+        if template is None:
+            raise DataError("the model has no chat template", "Use raw completion instead.")
+        text = template.render(list(messages), tools, add_generation_prompt=True)
+        return self._generate(self.tokenizer.encode(text), max_new_tokens, temperature, top_p, seed, stream)
+
+    def complete(
+        self, text: str, max_new_tokens: int = 256, temperature: float = 0.0, top_p: float = 1.0, seed: int = 0,
+        stream: Callable[[str], None] | None = None,
+    ) -> str:
+        """The continuation of a text."""
+        ids = self.tokenizer.encode(text, add_special_tokens=True)
+        return self._generate(ids, max_new_tokens, temperature, top_p, seed, stream)
+
+    def _generate(self, prompt, max_new_tokens, temperature, top_p, seed, stream) -> str:
+        ids: list[int] = []
+        shown = ""
+        for token in self.tokens(prompt, max_new_tokens, temperature, top_p, seed):
+            ids.append(token)
+            text = self.tokenizer.decode(ids)
+            if stream is not None and not text.endswith("\ufffd"):
+                stream(text[len(shown):])
+                shown = text
+        text = self.tokenizer.decode(ids)
+        if stream is not None and text != shown:
+            stream(text[len(shown):])
+        return text
+
+    def tokens(
+        self, prompt: Sequence[int], max_new_tokens: int, temperature: float = 0.0, top_p: float = 1.0, seed: int = 0
+    ) -> Iterator[int]:
+        """Token ids after ``prompt``, up to a stop token (not yielded), the limit, or the end of the context."""
+        if not prompt:
+            raise DataError("the prompt has no tokens", "Give a text, or a model whose tokenizer adds a start token.")
+        room = self.decoder.context - len(prompt)
+        if room < 1:
+            raise DataError(f"the prompt has {len(prompt)} tokens, the context holds {self.decoder.context}")
+        generator = np.random.default_rng(seed)
+        logits = self._prefill(prompt)
+        for step in range(min(max_new_tokens, room)):
+            token = sample(logits, temperature, top_p, generator)
+            if token in self.tokenizer.stop_token_ids:
+                return
+            yield token
+            if step + 1 < min(max_new_tokens, room):
+                logits = self.decoder.logits([token], [0], [len(prompt) + step], [0])[0]
+
+    def _prefill(self, prompt: Sequence[int]) -> np.ndarray:
+        for start in range(0, len(prompt), PROMPT_CHUNK):
+            chunk = list(prompt[start:start + PROMPT_CHUNK])
+            positions = np.arange(start, start + len(chunk))
+            logits = self.decoder.logits(chunk, [0] * len(chunk), positions, [len(chunk) - 1])
+        return logits[0]
+
+
+def _installed_families() -> list[Any]:
+    from .plugins.manager import get_manager
+
+    manager = get_manager()
+    manager.load()
+    manager.load_kernels()
+    return [family for _, family in manager.families.items()]
+
+
+def _recipe(name: str) -> Any:
+    from .plugins.manager import get_manager
+
+    return get_manager().recipes[name]

@@ -1,0 +1,11 @@
+"""A checkpoint opened through its family, and the programs that are planned from it."""
+
+from .adapter import AppliedAdapter
+from .binding import FrozenWeights, initial_values
+from .loaded import LoadedModel
+from .programs import TrainPlan, cached_program, loss_program, training_program
+
+__all__ = [
+    "AppliedAdapter", "FrozenWeights", "LoadedModel", "TrainPlan", "cached_program", "initial_values", "loss_program",
+    "training_program",
+]

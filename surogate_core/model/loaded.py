@@ -1,0 +1,92 @@
+"""LoadedModel: files + family + hyperparameters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..dsl import Family, Hyperparameters, Model
+from ..errors import WeightError
+from ..weights.name_map import NameMap
+from ..weights.store import WeightStore
+from ..weights.tokenizer import Tokenizer
+
+
+@dataclass
+class LoadedModel:
+    """A checkpoint ready to be traced. ``store`` and ``names`` are None for a model that starts from random weights."""
+
+    family: Family
+    hyperparameters: Hyperparameters
+    store: WeightStore | None
+    names: NameMap | None
+
+    @classmethod
+    def open(cls, path: str | Path, families: Iterable[Family], family: str = "auto") -> LoadedModel:
+        """Opens a Hugging Face folder or GGUF file. WeightError: not a model, or of an architecture nobody here reads."""
+        store = WeightStore.open(path)
+        if store.kind == "gguf":
+            chosen = _by_gguf(store, list(families), family)
+            hyperparameters = chosen.from_gguf(store)
+            return cls(chosen, hyperparameters, store, chosen.gguf_names(hyperparameters))
+        chosen = _by_config(store.config, str(path), list(families), family)
+        hyperparameters = chosen.from_hf(store.config)
+        return cls(chosen, hyperparameters, store, chosen.hf_names(hyperparameters))
+
+    @classmethod
+    def from_architecture(cls, architecture: Mapping[str, Any], families: Iterable[Family], family: str = "auto") -> LoadedModel:
+        """A model of random weights, from a config.json-like mapping."""
+        chosen = _by_config(architecture, "architecture", list(families), family)
+        return cls(chosen, chosen.from_hf(architecture), None, None)
+
+    def without_weights(self) -> LoadedModel:
+        """The same architecture, to be initialised at random."""
+        return LoadedModel(self.family, self.hyperparameters, None, None)
+
+    def dsl(self) -> Model:
+        return self.family.model(self.hyperparameters)
+
+    def tokenizer(self) -> Tokenizer:
+        """The checkpoint's own tokenizer. WeightError when there is none."""
+        if self.store is None:
+            raise WeightError("a model from random weights has no tokenizer of its own; name one with `tokenizer`")
+        return open_tokenizer(self.store.path)
+
+
+def open_tokenizer(path: str | Path) -> Tokenizer:
+    """The tokenizer of a GGUF file or of a Hugging Face folder."""
+    path = Path(path)
+    return Tokenizer.from_hf_folder(path) if path.is_dir() else Tokenizer.from_gguf(path)
+
+
+def _by_gguf(store: WeightStore, families: list[Family], family: str) -> Family:
+    architecture = store.config.get("general.architecture")
+    if architecture is None:
+        raise WeightError(f"{store.path}: metadata lacks general.architecture, so nothing says what model this is")
+    found = [f for f in families if family in ("auto", f.name) and architecture in f.gguf_architectures]
+    if not found:
+        raise WeightError(_unknown(str(store.path), architecture, families, "gguf_architectures"), _INSTALL)
+    return found[0]
+
+
+def _by_config(config: Mapping[str, Any], where: str, families: list[Family], family: str) -> Family:
+    named = list(config.get("architectures") or [])
+    if not named and config.get("model_type"):
+        named = [a for f in families if f.name == config["model_type"] for a in f.architectures]
+    found = [f for f in families if family in ("auto", f.name) and set(named) & set(f.architectures)]
+    if not found and family != "auto":
+        found = [f for f in families if f.name == family and not named]
+    if not found:
+        what = ", ".join(named) or str(config.get("model_type") or "(no architectures key)")
+        raise WeightError(_unknown(where, what, families, "architectures"), _INSTALL)
+    return found[0]
+
+
+_INSTALL = "Install the plugin of its family (surogate plugins lists what is installed)."
+
+
+def _unknown(where: str, architecture: str, families: list[Family], attribute: str) -> str:
+    known = sorted({name for f in families for name in getattr(f, attribute)})
+    return f"{where}: architecture {architecture!r} belongs to no installed family; known: {', '.join(known) or 'none'}"

@@ -1,0 +1,126 @@
+"""The programs of a model: one that trains, one that evaluates, one that decodes with a cache."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from .. import engine
+from ..dsl import trace
+from ..errors import TrainingError
+from ..ir.graph import Graph
+from ..passes import LoraSpec, Recipe, autodiff, dead_code, fuse, lora, paged_kv, precision, recompute
+from ..passes.recompute import saved_bytes
+from ..program import EmitOptions, Program, emit
+from .binding import FrozenWeights
+from .loaded import LoadedModel
+
+
+@dataclass
+class TrainPlan:
+    """A training program, the graph it came from, and what was decided on the way.
+
+    saved_bytes: activations kept from forward to backward, before and after recomputation. floor_bytes: the least the
+    activation arena could be.
+    """
+
+    graph: Graph
+    program: Program
+    bindings: Mapping[str, int]
+    saved_bytes: tuple[int, int] = (0, 0)
+    recomputed: int = 0
+    resident_bytes: int = 0
+    notes: list[str] = field(default_factory=list)
+
+
+def fingerprint(*parts: Any) -> bytes:
+    """SHA-256 over JSON-able parts."""
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).digest()
+
+
+def training_program(
+    model: LoadedModel, recipe: Recipe, weights: FrozenWeights, bindings: Mapping[str, int], *, max_positions: int,
+    adapter: LoraSpec | None, optimizer: Any, memory_budget: int | None, strategy_passes=(),
+) -> TrainPlan:
+    """Plans forward, backward and update. ``adapter`` None trains every parameter.
+
+    memory_budget: bytes that the program may hold, weights included; None for no limit. Raises TrainingError, before
+    anything is allocated, when not even full recomputation fits it.
+    """
+    def build(saved_budget: int | None) -> TrainPlan:
+        graph = trace(model.dsl(), "loss", max_positions)
+        if adapter is not None:
+            lora(graph, adapter)
+        else:
+            for region in graph.ordered_regions():
+                for value in region.params.values():
+                    value.trainable = True
+        fuse(autodiff(graph))
+        precision(graph, recipe)
+        for rewrite in strategy_passes:
+            graph = rewrite(graph)
+        before = saved_bytes(graph, bindings)
+        if saved_budget is not None:
+            recompute(graph, saved_budget, bindings)
+        dead_code(graph)
+        options = EmitOptions(
+            bindings, recipe.compute, weights.dtypes(graph), optimizer=optimizer,
+            fingerprint=fingerprint(graph.history, dict(bindings), recipe.name, repr(model.hyperparameters), repr(adapter)),
+        )
+        program = emit(graph, options)
+        planned = engine.plan(program.to_bytes())
+        resident = sum(planned["arenas"].values()) + planned["workspace"] + sum(planned["external"].values())
+        return TrainPlan(graph, program, bindings, (before, saved_bytes(graph, bindings)), resident_bytes=resident)
+
+    plan = build(None)
+    if memory_budget is None or plan.resident_bytes <= memory_budget:
+        return plan
+    return _fit(build, plan, memory_budget)
+
+
+def _fit(build: Callable[[int | None], TrainPlan], plan: TrainPlan, memory_budget: int) -> TrainPlan:
+    """Lowers what may be saved until the whole program fits."""
+    budget = plan.saved_bytes[0]
+    for _ in range(8):
+        budget -= plan.resident_bytes - memory_budget
+        smaller = build(max(budget, 0))
+        if smaller.resident_bytes <= memory_budget:
+            return smaller
+        if budget <= 0:
+            break
+        plan = smaller
+    raise TrainingError(
+        f"the run needs at least {smaller.resident_bytes / 2**20:,.0f} MiB with everything recomputed, and may take "
+        f"{memory_budget / 2**20:,.0f} MiB",
+        "Lower per_device_train_batch_size or sequence_len, or raise memory_budget.",
+    )
+
+
+def _forward(model: LoadedModel, output: str, max_positions: int, adapter: LoraSpec | None) -> Graph:
+    graph = trace(model.dsl(), output, max_positions)
+    return graph if adapter is None else lora(graph, adapter, trainable=False)
+
+
+def loss_program(
+    model: LoadedModel, recipe: Recipe, weights: FrozenWeights, bindings: Mapping[str, int], *, max_positions: int,
+    adapter: LoraSpec | None = None, output: str = "loss",
+) -> tuple[Graph, Program]:
+    """A program that only runs forward over packed documents: "loss" (entries begin, forward) or all "logits"."""
+    graph = dead_code(precision(fuse(_forward(model, output, max_positions, adapter)), recipe))
+    return graph, emit(graph, EmitOptions(bindings, recipe.compute, weights.dtypes(graph)))
+
+
+def cached_program(
+    model: LoadedModel, recipe: Recipe, weights: FrozenWeights, bindings: Mapping[str, int], *, max_positions: int,
+    adapter: LoraSpec | None = None,
+) -> tuple[Graph, Program]:
+    """A program over tokens of sequences whose earlier tokens are cached; gives the logits of the asked rows.
+
+    bindings: T tokens a run, R rows of logits, S cache rows, B sequences, M blocks of a sequence.
+    """
+    graph = paged_kv(_forward(model, "row_logits", max_positions, adapter))
+    graph = dead_code(precision(fuse(graph), recipe))
+    return graph, emit(graph, EmitOptions(bindings, recipe.compute, weights.dtypes(graph)))

@@ -1,0 +1,1 @@
+"""Training: the run from a resolved config to a folder with checkpoints, metrics and the result."""

@@ -1,0 +1,123 @@
+"""Checkpoints: everything a run needs to go on as if it had never stopped, in one folder that appears whole or not at all.
+
+    step_00000050/
+        state.safetensors   "master" and the optimizer's states, one tensor per trained parameter: "master/<name>", ...
+        checkpoint.json     step, data position, fingerprint of what must not change, metrics so far
+
+The folder is written under a temporary name, synced and renamed. Parameters are stored by name, not by place, so another
+layout can load them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import TrainingError, WeightError
+from ..weights.files import read_json, write_json
+from ..weights.safetensors_file import SafetensorsFile, write_file
+from ..weights.tensor import StoredTensor
+from .session import TrainSession
+
+STATE_FILE, INFO_FILE = "state.safetensors", "checkpoint.json"
+_NAME = re.compile(r"step_(\d{8})")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    path: Path
+    step: int
+
+    @property
+    def info(self) -> dict[str, Any]:
+        return read_json(self.path / INFO_FILE)
+
+
+def list_checkpoints(folder: Path) -> list[Checkpoint]:
+    """Whole checkpoints in a run's folder, oldest first; what a killed save left behind is not one."""
+    found = []
+    if folder.is_dir():
+        for child in folder.iterdir():
+            match = _NAME.fullmatch(child.name)
+            if match and (child / INFO_FILE).is_file():
+                found.append(Checkpoint(child, int(match[1])))
+    return sorted(found, key=lambda c: c.step)
+
+
+def save(folder: Path, step: int, session: TrainSession, info: Mapping[str, Any], keep: int | None) -> Checkpoint:
+    """Writes a checkpoint and removes those beyond the ``keep`` newest. TrainingError when it cannot be written: nothing of
+    it stays, and the checkpoints from before are untouched."""
+    final = folder / f"step_{step:08d}"
+    temporary = folder / f".{final.name}.tmp"
+    _remove_leftovers(folder)
+    try:
+        temporary.mkdir(parents=True)
+        write_file(temporary / STATE_FILE, _tensors(session))
+        write_json(temporary / INFO_FILE, {**info, "step": step})
+        if final.exists():
+            shutil.rmtree(final)
+        os.rename(temporary, final)
+        _sync(folder)
+    except (OSError, WeightError) as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        kept = list_checkpoints(folder)
+        raise TrainingError(
+            f"cannot write checkpoint {final}: {getattr(error, 'strerror', None) or error}",
+            f"Free space on that disk; the newest checkpoint is {kept[-1].path if kept else 'none'}.",
+        ) from error
+    if keep is not None:
+        for old in list_checkpoints(folder)[:-keep]:
+            shutil.rmtree(old.path)
+    return Checkpoint(final, step)
+
+
+def _tensors(session: TrainSession):
+    for state in session.states:
+        flat = session.session.tensor(state)
+        for p in session.layout.parameters.values():
+            array = flat[p.offset:p.offset + p.size].reshape(p.shape)
+            yield StoredTensor(f"{state}/{p.name}", "f32", p.shape, array)
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _remove_leftovers(folder: Path) -> None:
+    for child in folder.glob(".step_*.tmp"):
+        shutil.rmtree(child, ignore_errors=True)
+
+
+def load(checkpoint: Checkpoint, session: TrainSession) -> dict[str, Any]:
+    """Restores parameters and optimizer state; returns the info. TrainingError when the checkpoint is of another run."""
+    file = SafetensorsFile(checkpoint.path / STATE_FILE)
+    wanted = {f"{state}/{name}" for state in session.states for name in session.layout.parameters}
+    have = set(file.names())
+    if wanted != have:
+        odd = sorted(wanted ^ have)[0]
+        where = "lacks" if odd in wanted else "also has"
+        raise TrainingError(
+            f"checkpoint {checkpoint.path} {where} {odd!r}: it was trained with other parameters or another optimizer",
+            "Start a new run in another output_dir, or set resume_from_checkpoint: false.",
+        )
+    for state in session.states:
+        flat = session.session.tensor(state)
+        for p in session.layout.parameters.values():
+            tensor = file.get(f"{state}/{p.name}")
+            if tensor.shape != p.shape:
+                raise TrainingError(
+                    f"checkpoint {checkpoint.path}: {p.name} has shape {tensor.shape}, this run trains {p.shape}",
+                    "Resume with the settings of the run that wrote it (lora_rank, model).",
+                )
+            flat[p.offset:p.offset + p.size] = tensor.data.reshape(-1)
+    session.refresh()
+    return checkpoint.info

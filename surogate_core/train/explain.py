@@ -1,0 +1,112 @@
+"""`surogate explain`: the plan of a run in words: passes, memory by part, kernels, fast paths and why each is on or off."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from .. import engine
+from .prepare import Prepared, checkpoint_bytes
+from .report import mib
+
+
+def describe(prepared: Prepared, verbose: bool = True) -> str:
+    """Text; allocates nothing. ``verbose`` adds the layer bodies and the kernel of every op."""
+    plan, config = prepared.plan, prepared.config
+    planned = engine.plan(plan.program.to_bytes(), config.backend, prepared.threads)
+    lines = [
+        f"model      {prepared.model.family.name}: {prepared.model.hyperparameters}",
+        f"passes     {' -> '.join(plan.graph.history)}",
+        f"program    {len(plan.program.instructions)} instructions; entries "
+        + ", ".join(f"{e.name} ({e.count})" for e in plan.program.entries),
+        f"steps      {prepared.total_steps}, {config.effective_batch_size} sequences of {config.sequence_len} tokens each",
+        "",
+        "memory",
+        *_memory(prepared, planned),
+        "",
+        "fast paths",
+        *(f"  {'on ' if on else 'off'}  {name}: {why}" for name, on, why in fast_paths(prepared, planned)),
+    ]
+    if verbose:
+        lines += ["", "kernels", *_kernels(planned), "", "layer bodies", *_bodies(prepared)]
+    return "\n".join(lines)
+
+
+def _memory(prepared: Prepared, planned: dict[str, Any]) -> list[str]:
+    plan = prepared.plan
+    before, after = plan.saved_bytes
+    rows = [(f"arena {name}", size) for name, size in planned["arenas"].items()]
+    rows += [("kernel workspace", planned["workspace"]), ("frozen weights", sum(planned["external"].values()))]
+    total = sum(size for _, size in rows)
+    rows.append(("peak of the program", total))
+    lines = [f"  {name:<24}{mib(size):>14}" for name, size in rows]
+    lines.append(f"  {'of it saved activations':<24}{mib(after):>14}   ({mib(before)} without recomputation)")
+    budget = prepared.budget
+    lines.append(f"  {'budget':<24}{'none' if budget is None else mib(budget):>14}")
+    lines.append(f"  {'checkpoint on disk':<24}{mib(checkpoint_bytes(prepared)):>14}")
+    return lines
+
+
+def fast_paths(prepared: Prepared, planned: dict[str, Any]) -> list[tuple[str, bool, str]]:
+    """(name, on, why) of everything that makes a run faster when it can be used."""
+    graph, config = prepared.plan.graph, prepared.config
+    ops = {i["op"] for i in planned["instructions"]}
+    recomputes = prepared.plan.saved_bytes[1] < prepared.plan.saved_bytes[0]
+    paths = [
+        ("loss with its gradient in one sweep", "linear_cross_entropy_grad" in ops and "linear_cross_entropy" not in ops,
+         "logits are never held whole, and are computed once a step"),
+        ("sums inside products", not any(n.op == "add" for r in graph.ordered_regions() for n in r.nodes()),
+         "residual and gradient sums are addends of the products that make them"
+         if not any(n.op == "add" for r in graph.ordered_regions() for n in r.nodes()) else "some sums have no product to join"),
+        ("nothing recomputed", not recomputes,
+         "all saved activations fit memory_budget" if not recomputes else "memory_budget is smaller than what would be saved"),
+        ("packing", config.sample_packing,
+         f"bins are {prepared.loader.packing_efficiency:.0%} full" if config.sample_packing else "sample_packing is false"),
+        ("weights read in place", not _copied(prepared), _copied(prepared) or "no frozen matrix is copied or dequantised"),
+    ]
+    return paths + _kernel_paths(planned)
+
+
+def _copied(prepared: Prepared) -> str:
+    from ..model.binding import IN_PLACE
+
+    if prepared.model.store is None or prepared.adapter is None:
+        return "" if prepared.adapter is not None else "all weights are trained: masters are kept in fp32"
+    dtypes = Counter()
+    for name, value, _ in prepared.plan.graph.instances():
+        if not value.trainable and len(value.shape) > 1:
+            dtypes[prepared.weights.stored(name, tuple(value.shape)).dtype] += 1
+    copied = {d: n for d, n in dtypes.items() if d not in IN_PLACE and not (d == "f32" and prepared.recipe.compute == "f32")}
+    return ", ".join(f"{n} {d} matrices are copied as {prepared.recipe.compute}" for d, n in copied.items())
+
+
+def _kernel_paths(planned: dict[str, Any]) -> list[tuple[str, bool, str]]:
+    """Which kernels of an op are not used although a wider one exists, and whether it is this processor or the call."""
+    paths = []
+    available = {k["name"] for k in engine.kernels() if k["backend"] == "cpu"}
+    used = Counter(i["kernel"] for i in planned["instructions"])
+    features = engine.cpu_features()
+    for name in sorted(available):
+        if used.get(name):
+            paths.append((f"{name} kernels", True, f"{used[name]} instructions"))
+        else:
+            lacking = [f for f, has in features.items() if name.replace("_", "") in f.replace("_", "") and not has]
+            why = f"this processor lacks {', '.join(lacking)}" if lacking else "wider kernels take all these calls"
+            paths.append((f"{name} kernels", False, why))
+    return paths
+
+
+def _kernels(planned: dict[str, Any]) -> list[str]:
+    counts = Counter((i["op"], i["kernel"]) for i in planned["instructions"])
+    return [f"  {op:<28}{kernel:<14}{count:>6} x" for (op, kernel), count in sorted(counts.items())]
+
+
+def _bodies(prepared: Prepared) -> list[str]:
+    graph = prepared.plan.graph
+    lines = []
+    for region in graph.layer_regions():
+        lines.append(f"  {region.name} x {graph.layers.count(region.name)}, forward")
+        lines += [f"    {node!r}" for node in region.forward]
+        lines.append(f"  {region.name}, backward")
+        lines += [f"    {node!r}" for node in region.backward]
+    return lines

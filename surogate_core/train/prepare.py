@@ -1,0 +1,184 @@
+"""From a resolved config to what a run works with: plugins, model, tokenizer, data, plan."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..config import Mode, TrainConfig
+from ..data import Encoder, Loader, TokenDataset, build_dataset, load_template, split_validation
+from ..errors import ConfigError
+from ..model import FrozenWeights, LoadedModel, TrainPlan, training_program
+from ..model.loaded import open_tokenizer
+from ..passes import LoraSpec
+from ..plugins.manager import PluginManager, get_manager
+from .schedule import Schedule
+
+QUARANTINE_FILE = "bad_rows.jsonl"
+HOST_RESERVE = 512 << 20
+"""Bytes left to the rest of the process and the machine when memory_budget is "auto"."""
+
+
+@dataclass
+class Prepared:
+    """Everything before the first allocation of the engine."""
+
+    config: TrainConfig
+    mode: Mode
+    manager: PluginManager
+    model: LoadedModel
+    tokenizer: Any
+    loader: Loader
+    evaluations: dict[str, Loader]
+    recipe: Any
+    weights: FrozenWeights
+    adapter: LoraSpec | None
+    optimizer: Any
+    plan: TrainPlan
+    total_steps: int
+    schedule: Schedule
+    threads: int | None
+    budget: int | None
+
+
+def prepare(config: TrainConfig, mode: Mode) -> Prepared:
+    """Raises ConfigError, DataError, WeightError, PluginError or TrainingError with what is wrong, and allocates nothing large."""
+    manager = get_manager()
+    manager.load(config.plugins)
+    for name in config.plugins or ():
+        manager.require(name)
+    manager.load_kernels()
+    backend = manager.backends[config.backend]
+    reason = backend.unavailable()
+    if reason:
+        raise ConfigError(f"backend {config.backend!r} cannot be used here: {reason}")
+    model = open_model(config, manager)
+    tokenizer = open_tokenizer(config.tokenizer) if config.tokenizer else model.tokenizer()
+    recipe = manager.recipes[config.recipe]
+    adapter = lora_spec(config, model) if config.lora else None
+    optimizer = manager.optimizers[config.optimizer].from_config(config)
+    strategy = manager.strategies[config.strategy]
+    train, validation = load_data(config, mode, tokenizer, manager)
+    loader = _loader(config, train, tokenizer, config.per_device_train_batch_size, config.gradient_accumulation_steps, True)
+    evaluations = {
+        name: _loader(config, data, tokenizer, config.per_device_train_batch_size, 1, False)
+        for name, data in validation.items()
+    }
+    weights = FrozenWeights(model, recipe.compute)
+    bindings = {"T": loader.num_tokens, "D": max([loader.max_documents, *(e.max_documents for e in evaluations.values())]) + 1}
+    budget = _budget(config)
+    plan = training_program(
+        model, recipe, weights, bindings, max_positions=config.sequence_len, adapter=adapter, optimizer=optimizer,
+        memory_budget=budget, strategy_passes=strategy.passes(config),
+    )
+    total = loader.steps_per_epoch * config.num_epochs
+    if config.max_steps is not None:
+        total = config.max_steps
+    schedule = Schedule(
+        config.lr_scheduler_type, config.learning_rate, total, config.warmup(total), config.min_lr_ratio,
+        config.wsd_decay_ratio,
+    )
+    threads = None if config.threads == "auto" else config.threads
+    return Prepared(config, mode, manager, model, tokenizer, loader, evaluations, recipe, weights, adapter, optimizer,
+                    plan, total, schedule, threads, budget)
+
+
+def open_model(config: TrainConfig, manager: PluginManager) -> LoadedModel:
+    families = [family for _, family in manager.families.items()]
+    if config.family != "auto":
+        families = [manager.families[config.family]]
+    if config.from_scratch and config.architecture is not None:
+        return LoadedModel.from_architecture(config.architecture, families, config.family)
+    model = LoadedModel.open(config.model, families, config.family)
+    return model.without_weights() if config.from_scratch else model
+
+
+def lora_spec(config: TrainConfig, model: LoadedModel) -> LoraSpec:
+    """Targets may be roles ("attn.q"), Hugging Face names ("q_proj") or "all"; ConfigError for one that fits nothing."""
+    roles = linear_roles(model)
+    chosen: set[str] | None = None
+    if config.lora_target_modules != ["all"]:
+        chosen = set()
+        for target in config.lora_target_modules:
+            found = {role for role, names in roles.items() if target == role or target in names}
+            if not found:
+                known = sorted({*roles, *(n for names in roles.values() for n in names)})
+                raise ConfigError(f"lora_target_modules: no linear layer is called {target!r}", f"Known: all, {', '.join(known)}.")
+            chosen |= found
+    return LoraSpec(config.lora_rank, config.lora_alpha, None if chosen is None else frozenset(chosen),
+                    config.lora_dropout, config.use_rslora)
+
+
+def linear_roles(model: LoadedModel) -> dict[str, set[str]]:
+    """Role of every linear layer of the stack -> the last part of its names in Hugging Face files ("q_proj")."""
+    names = model.family.hf_names(model.hyperparameters)
+    roles: dict[str, set[str]] = {}
+    for name, parameter in model.dsl().parameters():
+        if name.startswith("layers.") and name.endswith(".weight") and len(parameter.shape) == 2:
+            modules = {file.removesuffix(".weight").rsplit(".", 1)[-1] for file in names.file_names(name)}
+            roles.setdefault(parameter.role, set()).update(modules)
+    return roles
+
+
+def load_data(config: TrainConfig, mode: Mode, tokenizer: Any, manager: PluginManager) -> tuple[TokenDataset, dict[str, TokenDataset]]:
+    """The training data, and evaluation data by name."""
+    template = None if mode == "pt" else load_template(config.chat_template, tokenizer)
+    encoder = Encoder(tokenizer, template, config.train_on, config.train_on_empty_think, config.system_prompt)
+    formats = dict(manager.dataset_formats.items())
+    quarantine = Path(config.output_dir) / QUARANTINE_FILE if config.bad_rows == "quarantine" else None
+
+    def build(specs) -> TokenDataset:
+        return build_dataset(specs, encoder, config.sequence_len, config.overlong, seed=config.seed, formats=formats,
+                             quarantine=quarantine)
+
+    train = build(config.datasets)
+    validation: dict[str, TokenDataset] = {}
+    if config.validation_datasets:
+        for spec in config.validation_datasets:
+            name = Path(str(spec.path)).stem
+            validation[name if name not in validation else f"{name}_{len(validation)}"] = build([spec])
+    elif config.validation_split:
+        train, validation["validation"] = split_validation(train, config.validation_split, config.seed)
+    return train, validation
+
+
+def _loader(config: TrainConfig, data: TokenDataset, tokenizer: Any, batch: int, accumulation: int, shuffle: bool) -> Loader:
+    return Loader(
+        data, sequence_len=config.sequence_len, per_device_train_batch_size=batch, gradient_accumulation_steps=accumulation,
+        sample_packing=config.sample_packing, seed=config.seed, shuffle=shuffle, pad_token_id=tokenizer.pad_token_id,
+    )
+
+
+def _budget(config: TrainConfig) -> int | None:
+    """Bytes the program may take: what the config says, or what the machine has free."""
+    if config.memory_budget != "auto":
+        return int(config.memory_budget)
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:
+            free = next(int(line.split()[1]) << 10 for line in file if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration):
+        return None
+    return max(free - HOST_RESERVE, 0)
+
+
+def checkpoint_bytes(prepared: Prepared) -> int:
+    """Size of one checkpoint on disk, about."""
+    parameters = sum(math.prod(v.shape) for _, v, _ in prepared.plan.graph.instances() if v.trainable)
+    return 4 * parameters * (1 + len(prepared.optimizer.states)) + (1 << 20)
+
+
+def check_disk(prepared: Prepared) -> None:
+    """Refuses a run whose first checkpoint could not be written."""
+    folder = Path(prepared.config.output_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    free, needed = shutil.disk_usage(folder).free, 2 * checkpoint_bytes(prepared)
+    if free < needed:
+        raise ConfigError(
+            f"output_dir {folder} has {free / 2**20:,.0f} MiB free; two checkpoints need {needed / 2**20:,.0f} MiB",
+            "Free space there, or choose another output_dir.",
+        )
+
+
