@@ -13,7 +13,7 @@ from .options import ConfigFile, Overrides, Pretraining, read_config
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ..config import DatasetConfig, TrainConfig
+    from ..config import DatasetConfig, Mode, TrainConfig
 
 data = typer.Typer(help="Look at the data as training sees it.", no_args_is_help=True)
 
@@ -31,21 +31,27 @@ def inspect(
     pretraining: Pretraining = False,
 ) -> None:
     """Show rows with the tokens that carry loss marked, and count the rest: supervision, lengths, bad rows."""
-    resolved = read_config(config, overrides, "pt" if pretraining else "sft")
-    tokenizer, encoder = _encoder(resolved)
+    from ..plugins.manager import get_manager
+
+    mode = "pt" if pretraining else "sft"
+    resolved = read_config(config, overrides, mode)
+    manager = get_manager()
+    manager.load(resolved.plugins)
+    formats = dict(manager.dataset_formats.items())
+    tokenizer, encoder = _encoder(resolved, mode)
     console = output_console()
     for dataset in (*resolved.datasets, *resolved.validation_datasets):
-        _inspect(console, dataset, resolved, tokenizer, encoder, rows)
+        _inspect(console, dataset, resolved, formats, tokenizer, encoder, rows)
 
 
-def _encoder(config: TrainConfig) -> tuple[Any, Any]:
+def _encoder(config: TrainConfig, mode: Mode) -> tuple[Any, Any]:
+    """The tokenizer, and what turns rows into tokens and masks, as a run has them."""
     from ..data import Encoder, load_template
-    from ..weights.tokenizer import Tokenizer
+    from ..model.loaded import open_tokenizer
 
-    tokenizer = Tokenizer.open(config.tokenizer or config.model)
-    template = load_template(config.chat_template, tokenizer)
-    encoder = Encoder(tokenizer, template, config.train_on, config.train_on_empty_think, config.system_prompt)
-    return tokenizer, encoder
+    tokenizer = open_tokenizer(config.tokenizer or config.model)
+    template = None if mode == "pt" else load_template(config.chat_template, tokenizer)
+    return tokenizer, Encoder(tokenizer, template, config.train_on, config.train_on_empty_think, config.system_prompt)
 
 
 @dataclass
@@ -68,15 +74,19 @@ class _Counts:
 
 
 def _inspect(
-    console: Console, dataset: DatasetConfig, config: TrainConfig, tokenizer: Any, encoder: Any, shown: int
+    console: Console,
+    dataset: DatasetConfig,
+    config: TrainConfig,
+    formats: dict[str, Any],
+    tokenizer: Any,
+    encoder: Any,
+    shown: int,
 ) -> None:
     from ..data import encode_rows, print_mask
-    from ..plugins.manager import get_manager
 
     console.print(f"{dataset.path} (type {dataset.type})", style="bold")
     bad_rows = _Collected()
     counts = _Counts()
-    formats = dict(get_manager().dataset_formats.items())
     for row, encoded in encode_rows(dataset, encoder, formats, bad_rows, config.seed):
         if len(counts.lengths) < shown:
             console.print(f"-- {row.where}", style="cyan")

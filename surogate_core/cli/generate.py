@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import ConfigError
+from .options import model_path
 
 if TYPE_CHECKING:
     from ..generate import Generator
 
 
 def generate(
-    model: Annotated[Path, typer.Argument(help="A Hugging Face folder or a .gguf file.")],
+    model: Annotated[str, typer.Argument(help="A Hugging Face folder, a .gguf file, or: default.")],
     prompt: Annotated[
         str | None,
         typer.Option("--prompt", "-p", help="What to answer. Default: standard input, or a chat at a terminal."),
@@ -35,7 +36,7 @@ def generate(
         raise ConfigError("--system needs the chat template, which --raw leaves out")
     from ..generate import Generator
 
-    generator = Generator(model, adapter=adapter, recipe=recipe, threads=threads)
+    generator = Generator(model_path(model), adapter=adapter, recipe=recipe, threads=threads)
     sampling = {"max_new_tokens": max_new_tokens, "temperature": temperature, "top_p": top_p, "seed": seed}
     messages = [] if system is None else [{"role": "system", "content": system}]
     if prompt is None and sys.stdin.isatty():

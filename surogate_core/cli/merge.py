@@ -7,9 +7,13 @@ from typing import Annotated
 
 import typer
 
+from .options import model_path
+
 
 def merge(
-    base: Annotated[Path, typer.Option("--base-model", "--base", help="The model that the adapter was trained on.")],
+    base: Annotated[
+        str, typer.Option("--base-model", "--base", help="The model that the adapter was trained on, or: default.")
+    ],
     adapter: Annotated[Path, typer.Option("--adapter", "--checkpoint-dir", help="The adapter's folder.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The folder to write.")],
     dtype: Annotated[str, typer.Option(help="What the merged weights are stored in: bf16, f16 or f32.")] = "bf16",
@@ -17,5 +21,5 @@ def merge(
     """Merge an adapter into its base, as Hugging Face safetensors. The sum is taken in fp32 and rounded once."""
     from ..train.export import merge as merge_adapter
 
-    merge_adapter(base, adapter, output, dtype)
+    merge_adapter(model_path(base), adapter, output, dtype)
     typer.echo(output)

@@ -21,6 +21,14 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Plan the run, print the
 Pretraining = Annotated[bool, typer.Option("--pt", help="Read the file as `surogate pt` does.")]
 
 
+def model_path(name: str) -> Path:
+    """The path a verb was given for a model; `default` is the one that `surogate fetch-default-model` fetches."""
+    from ..config.paths import DEFAULT_MODEL, default_model
+
+    path = Path(name).expanduser()
+    return default_model("command line", "model") if name == DEFAULT_MODEL and not path.exists() else path
+
+
 def read_config(path: Path, overrides: list[str] | None, mode: Mode) -> TrainConfig:
     """The resolved configuration; what was read under another name is told on standard error."""
     from ..config import resolve

@@ -56,7 +56,7 @@ def type_text(annotation: Any) -> str:
 def _one_type(annotation: Any) -> str:
     origin = typing.get_origin(annotation)
     if origin is Literal:
-        return ", ".join(f"`{str(value).lower() if isinstance(value, bool) else value}`" for value in annotation.__args__)
+        return ", ".join(f"`{json.dumps(value).strip(chr(34))}`" for value in annotation.__args__)
     if origin is list:
         inner = annotation.__args__[0]
         return "list of data sets" if inner is DatasetConfig else f"list of {_one_type(inner)}s"

@@ -12,6 +12,19 @@ from .tree import Where
 _FILE_SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".txt", ".md", ".parquet", ".gz")
 
 
+DEFAULT_MODEL = "default"
+
+
+def default_model(where: object, key: str) -> Path:
+    """The file of the default model, already fetched. Raises `ConfigError` where it is not."""
+    from ..weights.default_model import find_default_model
+
+    found = find_default_model()
+    if found is None:
+        raise ConfigError(f"{where}: `{key}`: the default model is not here yet", "Run `surogate fetch-default-model`.")
+    return found
+
+
 @dataclass(frozen=True)
 class Places:
     """`folder`: the configuration file's own."""
@@ -39,7 +52,9 @@ class Places:
         return found
 
     def find_model(self, name: str, where: Where) -> str:
-        """The absolute path of the model."""
+        """The absolute path of the model. `default` is the one that `surogate fetch-default-model` fetches."""
+        if name == DEFAULT_MODEL and self.existing(name, where) is None:
+            return str(default_model(where, "model"))
         hint = "No model is downloaded by name; `surogate fetch-default-model` fetches a small one and prints its path."
         return self.find(name, where, "model", hint)
 

@@ -90,7 +90,7 @@ def test_values(with_lines, line: str, key: str, value: object):
         ("warmup_steps: {a: 1}", r"run\.yaml:3: `warmup_steps`"),
         ("output_dir: [a]", r"run\.yaml:3: `output_dir`"),
         ("eval_steps: 10", r"run\.yaml:3: `eval_steps` is set, but there is nothing to evaluate on"),
-        ("warmup_steps: 1\nwarmup_ratio: 0.1", r"run\.yaml:3 and .*run\.yaml:4: `warmup_steps` and `warmup_ratio` are both"),
+        ("warmup_steps: 1\nwarmup_ratio: 0.1", r"run\.yaml:3 and .*run\.yaml:4: `warmup_steps` and `warmup_ratio` are"),
         ("warmup_steps: 10\nmax_steps: 5", r"`warmup_steps` 10 is more than `max_steps` 5"),
         ("lr_scheduler_type: wsd\nwarmup_ratio: .6\nwsd_decay_ratio: .6", r"more than the whole run"),
         ("validation_datasets: b.jsonl\nvalidation_split: .1", r"are both set: keep one"),
@@ -202,6 +202,19 @@ def test_a_model_that_is_missing_names_a_way_out(workshop):
     assert "surogate fetch-default-model" in error.value.hint
 
 
+def test_the_default_model(workshop, monkeypatch):
+    from surogate_core.weights import default_model
+
+    text = "model: default\ndatasets: a.jsonl\n"
+    monkeypatch.setattr(default_model, "find_default_model", lambda: workshop.folder / "b.jsonl")
+    assert workshop.read(text).model == str(workshop.folder / "b.jsonl")
+    monkeypatch.setattr(default_model, "find_default_model", lambda: None)
+    with pytest.raises(ConfigError, match=r"run\.yaml:1: `model`: the default model is not here yet"):
+        workshop.read(text)
+    (workshop.folder / "default").touch()
+    assert workshop.read(text).model == str(workshop.folder / "default")
+
+
 @pytest.mark.parametrize(
     ("overrides", "key", "value"),
     [
@@ -220,7 +233,7 @@ def test_a_model_that_is_missing_names_a_way_out(workshop):
     ],
 )
 def test_overrides(workshop, overrides: list[str], key: str, value: object):
-    text = "model: m.gguf\ndatasets: a.jsonl\nlearning_rate: 5e-5\nseed: 9\nlora_rank: 8\ntrain_on: last\nmax_steps: 3\n"
+    text = "model: m.gguf\ndatasets: a.jsonl\nlearning_rate: 5e-5\nlora_rank: 8\ntrain_on: last\nmax_steps: 3\n"
     assert getattr(workshop.read(text, *overrides, environ={"OUT": "there"}), key) == value
 
 
@@ -236,7 +249,9 @@ def test_overrides(workshop, overrides: list[str], key: str, value: object):
         ("datasets={path: b.jsonl}", {"path": "b.jsonl"}),
     ],
 )
-@pytest.mark.parametrize("written", ["'a.jsonl:train'", "[{path: a.jsonl, split: train}]", "{path: a.jsonl, split: train}"])
+@pytest.mark.parametrize(
+    "written", ["'a.jsonl:train'", "[{path: a.jsonl, split: train}]", "{path: a.jsonl, split: train}"]
+)
 def test_overrides_of_datasets(workshop, monkeypatch, written: str, override: str, expected: dict):
     monkeypatch.chdir(workshop.folder)
     dataset = workshop.read(f"model: m.gguf\ndatasets: {written}\n", override).datasets[0]
@@ -302,7 +317,8 @@ def test_pretraining_splits_long_texts(workshop):
 def test_from_scratch_with_an_architecture(workshop):
     text = (
         "from_scratch: true\ndatasets: a.jsonl\ntokenizer: m.gguf\n"
-        "architecture: {model_type: llama, hidden_size: 64, rms_norm_eps: 1e-5, tie: yes, rope_scaling: {factor: 8.0}}\n"
+        "architecture: {model_type: llama, hidden_size: 64, rms_norm_eps: 1e-5, tie: yes, "
+        "rope_scaling: {factor: 8.0}}\n"
     )
     config = workshop.read(text, "architecture.hidden_size=32", "model_config.layers=2")
     assert config.architecture == {
