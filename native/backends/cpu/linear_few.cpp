@@ -8,6 +8,7 @@ namespace {
 
 constexpr int64_t kMaxTokens = 8;
 constexpr int64_t kMaxBlocks = 2048;  // scales converted at a time, of one row
+constexpr int64_t kAhead = 4096;      // bytes between what is multiplied and what is fetched
 
 // A Reader turns a row of blocks into vectors. `scales` converts the f16 fields of `count` blocks to kScales floats each;
 // `block` calls put(j, v): v holds the weights that belong to vector j of the block's activations.
@@ -116,15 +117,19 @@ void multiply_rows(const Few &few, int64_t row, float *scales, float *sums, int6
   }
   const uint8_t *p[kRows];
   for (int r = 0; r < kRows; ++r) p[r] = few.weight + (row + r) * few.row_bytes;
+  // The next rows are asked for early: a row is too short for the hardware to see where the reading goes.
+  for (int64_t byte = 0; byte < kRows * few.row_bytes; byte += 64) {
+    _mm_prefetch(reinterpret_cast<const char *>(p[0]) + kAhead + byte, _MM_HINT_T0);
+  }
   constexpr int kScales = Reader::kScales;
-  const int64_t blocks = few.width / Reader::kElements;
+  const int64_t blocks = few.width / Reader::kElements, scale_stride = std::min(kMaxBlocks, blocks) * kScales;
   const float *x = few.x;
   for (int64_t first = 0; first < blocks; first += kMaxBlocks) {
     const int64_t count = std::min(kMaxBlocks, blocks - first);
-    for (int r = 0; r < kRows; ++r) Reader::scales(p[r], count, scales + r * kMaxBlocks * kScales);
+    for (int r = 0; r < kRows; ++r) Reader::scales(p[r], count, scales + r * scale_stride);
     for (int64_t i = 0; i < count; ++i, x += Reader::kElements) {
       for (int r = 0; r < kRows; ++r) {
-        Reader::block(p[r], scales + (r * kMaxBlocks + i) * kScales, [&](int j, vf w) {
+        Reader::block(p[r], scales + r * scale_stride + i * kScales, [&](int j, vf w) {
           for (int t = 0; t < kTokens; ++t) c[r][t][j & 1] = vfma(w, vload(x + t * few.padded + j * kLanes), c[r][t][j & 1]);
         });
         p[r] += Reader::kBytes;
