@@ -19,8 +19,9 @@ def export(
         typer.Option("--format", help="Default: gguf where OUTPUT ends in .gguf, else safetensors."),
     ] = None,
     dtype: Annotated[
-        str, typer.Option(help="bf16, f16, f32; for gguf also q8_0, q4_0, q4_1.")
-    ] = "bf16",
+        str | None,
+        typer.Option(help="bf16, f16, f32; for gguf also q8_0, q4_0, q4_1. Default: bf16; for gguf as it is stored."),
+    ] = None,
 ) -> None:
     """Export a model as a GGUF file or as Hugging Face safetensors, with its tokenizer and template."""
     is_file = output.suffix == ".gguf"

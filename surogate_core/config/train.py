@@ -23,9 +23,9 @@ class ModelKeys(ConfigModel):
 
     model: str | None = Field(
         None,
-        description="A Hugging Face folder or a .gguf file, relative to the configuration's folder, then to the working "
-        "directory; or `default`, what `surogate fetch-default-model` fetches. Quantised weights stay quantised while "
-        "LoRA trains.",
+        description="A Hugging Face folder or a .gguf file, relative to the configuration's folder, then to the "
+        "working directory; or `default`, what `surogate fetch-default-model` fetches. Quantised weights stay "
+        "quantised while LoRA trains.",
     )
     family: str = Field("auto", description="The model family, by the name a plugin gives it; `auto` asks the weights.")
     from_scratch: bool = Field(

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 import subprocess
 import sys
 import types
+from pathlib import Path
 
 import pytest
 import typer
@@ -114,9 +117,27 @@ def test_starting_imports_nothing_that_a_verb_works_with():
     """Numbers of seconds depend on the machine; what is imported does not."""
     script = (
         "import sys; from surogate_core.cli.app import app\n"
-        "heavy = {'numpy', 'pydantic', 'yaml', 'tokenizers', 'jinja2', 'safetensors', 'gguf', 'torch', 'transformers'}\n"
+        "heavy = {'numpy', 'pydantic', 'yaml', 'tokenizers', 'jinja2', 'safetensors', 'gguf', 'torch'}\n"
         "print(sorted(heavy & set(sys.modules)))\n"
         "print(sorted(name for name in sys.modules if name.startswith('surogate_core.') and '.cli' not in name))"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.splitlines() == ["[]", "['surogate_core.errors']"]
+
+
+def test_the_page_of_the_command_has_every_verb():
+    page = (Path(__file__).resolve().parents[2] / "docs" / "cli.md").read_text(encoding="utf-8")
+    for verb in VERBS:
+        assert f"| `surogate {verb}" in page, verb
+
+
+def test_the_pages_commands_parse(run):
+    """Every example of the page names options that exist: a missing file may stop it, bad usage may not."""
+    page = (Path(__file__).resolve().parents[2] / "docs" / "cli.md").read_text(encoding="utf-8")
+    commands = [line for block in re.findall(r"```sh\n(.*?)```", page, re.DOTALL) for line in block.splitlines()]
+    assert len(commands) > 10
+    for command in commands:
+        words = shlex.split(command.partition("<")[0])[1:]
+        verb = words[:2] if words[0] == "data" else words[:1]
+        known = set(re.findall(r"--[a-z-]+", run(*verb, "--help").stdout))
+        assert {word for word in words if word.startswith("--")} <= known, command

@@ -47,10 +47,19 @@ def test_plans(run, config_file, stand_in, words, mode, dry_run):
     assert arguments[1] == mode and named == {"dry_run": dry_run}
 
 
+def test_the_program_as_text(run, config_file, stand_in):
+    program = types.SimpleNamespace(text=lambda: "program text")
+    plan = types.SimpleNamespace(plan=types.SimpleNamespace(program=program))
+    calls = stand_in("train.prepare", prepare=lambda *_: plan)
+    assert run("explain", config_file, "--program", "--pt").stdout == "program text\n"
+    assert calls[0][1][1] == "pt"
+
+
 def test_merge(run, stand_in, tmp_path):
-    calls = stand_in("train.export", merge=lambda *_: None)
+    report = types.SimpleNamespace(num_pairs=210, changed=1, total=4)
+    calls = stand_in("train.export", merge=lambda *_: report)
     shown = run("merge", "--base-model", "b", "--checkpoint-dir", "a", "--output", "o")
-    assert shown.exit_code == 0 and shown.stdout == "o\n"
+    assert shown.exit_code == 0 and shown.stdout == "o: 210 adapter pairs merged, 25.0% of the adapted weights changed\n"
     assert calls == [("merge", (Path("b"), Path("a"), Path("o"), "bf16"), {})]
     assert run("merge", "--base", "b", "--adapter", "a").exit_code == 2
 
@@ -58,9 +67,9 @@ def test_merge(run, stand_in, tmp_path):
 @pytest.mark.parametrize(
     ("words", "format", "dtype"),
     [
-        (["o.gguf"], "gguf", "bf16"),
+        (["o.gguf"], "gguf", None),
         (["o.gguf", "--dtype", "q8_0"], "gguf", "q8_0"),
-        (["folder"], "safetensors", "bf16"),
+        (["folder"], "safetensors", None),
         (["folder", "--format", "safetensors", "--dtype", "f32"], "safetensors", "f32"),
     ],
 )
@@ -105,11 +114,12 @@ def recorder(stand_in) -> type[Recorder]:
 
 
 def test_generate(run, recorder):
-    shown = run("generate", "m", "-p", "Hi", "--system", "Be brief", "--adapter", "a", "--threads", "2", "--recipe", "fp32",
-                "--max-new-tokens", "5", "--temperature", "0.5", "--top-p", "0.9", "--seed", "4")  # fmt: skip
+    words = "-p Hi --system Brief! --adapter a --threads 2 --recipe fp32"
+    sampling = "--max-new-tokens 5 --temperature 0.5 --top-p 0.9 --seed 4"
+    shown = run("generate", "m", *words.split(), *sampling.split())
     assert (shown.exit_code, shown.stdout) == (0, "answer 2\n")
     assert recorder.made == [((Path("m"),), {"adapter": Path("a"), "recipe": "fp32", "threads": 2})]
-    messages = [{"role": "system", "content": "Be brief"}, {"role": "user", "content": "Hi"}]
+    messages = [{"role": "system", "content": "Brief!"}, {"role": "user", "content": "Hi"}]
     assert recorder.asked == [(messages, {"max_new_tokens": 5, "temperature": 0.5, "top_p": 0.9, "seed": 4})]
 
 
@@ -165,7 +175,8 @@ def report_row(**changes: object) -> types.SimpleNamespace:
 
 @pytest.fixture
 def installed(monkeypatch):
-    rows = [report_row(), report_row(status="failed", distribution="surogate-bad", reason="ImportError: no x", hooks=[])]
+    bad = report_row(status="failed", distribution="surogate-bad", reason="ImportError: no x", hooks=[])
+    rows = [report_row(), bad]
     from surogate_core.plugins import manager
 
     monkeypatch.setattr(manager, "get_manager", lambda: types.SimpleNamespace(report=lambda: rows))

@@ -202,7 +202,8 @@ def test_a_note_is_told_once(workshop):
         "load_in_4bit: false\nwarmup_ratio: 0.1\noutput_dir: ./out\nflash_attention: true\n",
         # As LLaMA-Factory's
         "model_name_or_path: m.gguf\nfinetuning_type: lora\nlora_rank: 32\nlora_alpha: 16\nlora_target: all\n"
-        "dataset: a.jsonl\ncutoff_len: 2048\npacking: true\nneat_packing: true\nper_device_train_batch_size: 2\nnum_train_epochs: 1.0\n"
+        "dataset: a.jsonl\ncutoff_len: 2048\npacking: true\nneat_packing: true\n"
+        "per_device_train_batch_size: 2\nnum_train_epochs: 1.0\n"
         "lr_scheduler_type: cosine\nlearning_rate: 2.0e-4\ntrain_on_prompt: false\nbf16: true\nval_size: 0.05\n"
         "warmup_ratio: 0.1\noutput_dir: ./out\nreport_to: none\n",
         # As TRL's and ms-swift's
