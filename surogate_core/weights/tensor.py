@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..errors import WeightError
-from .formats import byte_count, data_shape, format_of
+from .formats import byte_count, data_shape, element_count, format_of
 from .quants import dequantize, quantize
 
 
@@ -38,6 +38,10 @@ class StoredTensor:
     def nbytes(self) -> int:
         return byte_count(self.dtype, self.shape)
 
+    @property
+    def size(self) -> int:
+        return element_count(self.shape)
+
     def read(self) -> np.ndarray:
         """The array that carries the tensor."""
         return self.data
@@ -62,6 +66,10 @@ class LazyTensor:
     @property
     def nbytes(self) -> int:
         return byte_count(self.dtype, self.shape)
+
+    @property
+    def size(self) -> int:
+        return element_count(self.shape)
 
     def read(self) -> np.ndarray:
         """Makes the array that carries the tensor; raises WeightError when it is not what was announced."""
