@@ -16,7 +16,7 @@ BUILD := build/editable
 PLUGINS := $(sort $(dir $(wildcard plugins/*/pyproject.toml)))
 PROJECTS := pyproject.toml $(addsuffix pyproject.toml,$(PLUGINS))
 NATIVE_SETUP := CMakeLists.txt $(wildcard cmake/*) $(wildcard native/*/CMakeLists.txt native/*/*/CMakeLists.txt)
-PIP := $(PY) -m pip --disable-pip-version-check install --quiet
+PIP := $(PY) -m pip --disable-pip-version-check install --quiet --quiet
 # A list of requirements out of pyproject.toml, where each is written once: $(call LISTED,table key ...)
 LISTED = $(PY) -c 'import functools, sys, tomllib; print(*functools.reduce(dict.get, sys.argv[1:], \
   tomllib.load(open("pyproject.toml", "rb"))), sep="\n")' $(1)
