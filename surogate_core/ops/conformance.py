@@ -4,9 +4,9 @@ Driven by records and by the engine's registry, so that a plugin's op or kernel 
 
     problems = check_kernel(kernel, cases(ops.get(kernel["op"])))
 
-A kernel gets its operands between guard bytes and its outputs poisoned. It must write every element and nothing else, agree
-with the reference within the record's tolerance, give the same bits with any number of threads, and do the same in place
-where it says that it can.
+A kernel gets its operands between guard bytes and its outputs poisoned. It must write every element and nothing else,
+agree with the reference within the record's tolerance, give the same bits with any number of threads, and do the same
+in place where it says that it can.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _INTEGERS = {"i8": np.int8, "u8": np.uint8, "i32": np.int32, "i64": np.int64}
 
 @dataclass(frozen=True)
 class Stored:
-    """A tensor as a kernel sees it: the array that carries it (bf16 as uint16, blocks as bytes), dtype, logical shape."""
+    """A tensor as a kernel sees it: the array that carries it (bf16 as uint16, blocks as bytes), dtype and shape."""
 
     array: np.ndarray
     dtype: str
@@ -101,7 +101,8 @@ class Case:
             return self.initial[operand.name]
         dtype = type_.dtype if type_.dtype in _INTEGERS else self.dtypes.get(operand.name, "f32")
         if dtype != type_.dtype:
-            raise ValueError(f"{self.record.name}: output {operand.name} is run as {dtype}, `infer` gives {type_.dtype}")
+            name = f"{self.record.name}: output {operand.name}"
+            raise ValueError(f"{name} is run as {dtype}, `infer` gives {type_.dtype}")
         return Stored.of(np.zeros(type_.shape), dtype)
 
     @cached_property
@@ -119,7 +120,9 @@ class Case:
         index = kernel["in_place_input"]
         source = None if index is None else self.inputs[index]
         target = self.outputs[0]
-        return source is not None and target is not None and (source.dtype, source.shape) == (target.dtype, target.shape)
+        if source is None or target is None:
+            return False
+        return (source.dtype, source.shape) == (target.dtype, target.shape)
 
     def run(self, kernel: Mapping[str, Any], threads: int, in_place: bool = False) -> Run:
         """Raises EngineError."""

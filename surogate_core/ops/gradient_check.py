@@ -21,6 +21,26 @@ MAX_ELEMENTS = 100_000
 """Samples with a larger operand are left to the conformance test."""
 
 
+def small_samples(record: Op) -> list[tuple[int, Sample]]:
+    """The samples to check gradients on, with their indices."""
+    samples = record.samples(np.random.default_rng(1))
+    return [
+        (i, sample) for i, sample in enumerate(samples)
+        if all(x is None or np.size(x) <= MAX_ELEMENTS for x in sample.inputs.values())
+    ]
+
+
+def check_op_gradients(record: Op) -> list[str]:
+    """Checks the rule with all differentiable inputs needed, on every small sample, and with each one alone, on two."""
+    samples = small_samples(record)
+    problems = [] if len(samples) >= 2 else ["fewer than two samples are small enough to check gradients on"]
+    for needed in (record.differentiable, *((name,) for name in record.differentiable)):
+        for i, sample in samples if needed == record.differentiable else samples[1:3]:
+            lines = check_gradient(record, sample, needed, np.random.default_rng(2))
+            problems += [f"sample {i}, gradients of {', '.join(needed)}: {line}" for line in lines]
+    return problems
+
+
 def check_gradient(record: Op, sample: Sample, needed: Sequence[str], rng: np.random.Generator) -> list[str]:
     """Compares the gradients of sum(output 0 * random) to the inputs ``needed``. Returns a line for each failure."""
     attrs = record.complete_attrs(sample.attrs)

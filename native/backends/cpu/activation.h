@@ -43,9 +43,9 @@ struct GeluTanh {
   }
 };
 
-// x * Phi(x), Phi the normal distribution. With a = |x| / sqrt 2, Phi(-|x|) = exp(-a^2) / 2 * t P(t), t = 1 / (1 + 0.4 a):
-// P is our minimax fit of degree 9 to exp(a^2) erfc(a) / t on a <= 9.9, past which the exponential is 0 in fp32. Its
-// relative error is 7.6e-9, so no tail of Phi loses digits.
+// x * Phi(x), Phi the normal distribution. With a = |x| / sqrt 2 and t = 1 / (1 + 0.4 a), Phi(-|x|) = exp(-a^2) / 2 * t
+// P(t). P is our minimax fit of degree 9 to exp(a^2) erfc(a) / t on a <= 9.9, past which the exponential is 0 in fp32.
+// Its relative error is 7.6e-9, so no tail of Phi loses digits.
 struct Gelu {
   struct Normal {
     vf cdf, exponential;

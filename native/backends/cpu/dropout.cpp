@@ -1,12 +1,12 @@
-// dropout(x, seed) -> y: zero where the element's random word is below p * 2^32, else x / (1 - p). The words are those of
-// Philox4x32-10 (see surogate_core/ops/dropout.py): element e takes word e % 4 of counter (e / 4, stream_id), key seed.
+// dropout(x, seed) -> y: zero where the element's random word is below p * 2^32, else x / (1 - p). The words are those
+// of Philox4x32-10 (surogate_core/ops/dropout.py): element e takes word e % 4 of counter (e / 4, stream_id), key seed.
 #include "rows.h"
 
 namespace sg::cpu::SG_ISA {
 namespace {
 
-// A counter word sits in the low half of a 64-bit lane; what is above it is ignored by the multiplication that reads it. So
-// a round costs six instructions for as many counters as there are lanes.
+// A counter word sits in the low half of a 64-bit lane; what is above it is ignored by the multiplication that reads
+// it. So a round costs six instructions for as many counters as there are lanes.
 #if defined(__AVX512F__)
 using vu = __m512i;
 inline vu vu_set(uint64_t x) { return _mm512_set1_epi64(static_cast<long long>(x)); }
@@ -114,8 +114,7 @@ int32_t run(const sg_call *call) {
   return SG_OK;
 }
 
-const sg_kernel kernel = {sizeof(sg_kernel), "dropout", "cpu", SG_ISA_NAME, SG_TRAIT_DETERMINISTIC | SG_TRAIT_IN_PLACE, 0,
-                          supports, nullptr, nullptr, nullptr, run};
+constexpr sg_kernel kernel = describe_kernel("dropout", 0, supports, nullptr, run);
 SG_REGISTER_KERNEL(kernel);
 
 }  // namespace

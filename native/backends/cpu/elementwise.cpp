@@ -1,5 +1,5 @@
-// Element by element: add, scale, cast, softcap, softcap_grad, fill, accumulate; and token_sum. Operands are dense, so that
-// a tensor of any rank is one long row, cut into tasks of kChunk elements.
+// Element by element: add, scale, cast, softcap, softcap_grad, fill, accumulate; and token_sum. Operands are dense, so
+// that a tensor of any rank is one long row, cut into tasks of kChunk elements.
 #include "rows.h"
 
 namespace sg::cpu::SG_ISA {
@@ -67,14 +67,11 @@ void map2(const sg_call *call, Function &&function) {
   });
 }
 
-constexpr uint32_t kInPlace = SG_TRAIT_DETERMINISTIC | SG_TRAIT_IN_PLACE;
-
 int32_t run_add(const sg_call *call) {
   map2(call, [](vf a, vf b) SG_FLATTEN { return vadd(a, b); });
   return SG_OK;
 }
-const sg_kernel add_kernel = {sizeof(sg_kernel), "add", "cpu", SG_ISA_NAME, kInPlace, 0, supports_activations<2>, nullptr,
-                              nullptr, nullptr, run_add};
+constexpr sg_kernel add_kernel = describe_kernel("add", 0, supports_activations<2>, nullptr, run_add);
 SG_REGISTER_KERNEL(add_kernel);
 
 int32_t run_scale(const sg_call *call) {
@@ -82,8 +79,7 @@ int32_t run_scale(const sg_call *call) {
   map(call, [=](vf x) SG_FLATTEN { return vmul(x, factor); });
   return SG_OK;
 }
-const sg_kernel scale_kernel = {sizeof(sg_kernel), "scale", "cpu", SG_ISA_NAME, kInPlace, 0, supports_activations<1>,
-                                nullptr, nullptr, nullptr, run_scale};
+constexpr sg_kernel scale_kernel = describe_kernel("scale", 0, supports_activations<1>, nullptr, run_scale);
 SG_REGISTER_KERNEL(scale_kernel);
 
 // The tanh of simd.h loses relative precision near 0, where most scores are: there, its series up to x^7.
@@ -105,8 +101,7 @@ int32_t run_softcap(const sg_call *call) {
   map(call, [=](vf x) SG_FLATTEN { return vmul(cap, precise_tanh(vmul(x, inverse))); });
   return SG_OK;
 }
-const sg_kernel softcap_kernel = {sizeof(sg_kernel), "softcap", "cpu", SG_ISA_NAME, kInPlace, 0, supports_activations<1>,
-                                  nullptr, nullptr, nullptr, run_softcap};
+constexpr sg_kernel softcap_kernel = describe_kernel("softcap", 0, supports_activations<1>, nullptr, run_softcap);
 SG_REGISTER_KERNEL(softcap_kernel);
 
 // 1 - tanh(u)^2 = 4 s (1 - s) with s = sigmoid(2u), and 1 - s = sigmoid(-2u): no cancellation at the ends.
@@ -118,8 +113,8 @@ int32_t run_softcap_grad(const sg_call *call) {
   });
   return SG_OK;
 }
-const sg_kernel softcap_grad_kernel = {sizeof(sg_kernel), "softcap_grad", "cpu", SG_ISA_NAME, kInPlace, 0,
-                                       supports_activations<2>, nullptr, nullptr, nullptr, run_softcap_grad};
+constexpr sg_kernel softcap_grad_kernel =
+    describe_kernel("softcap_grad", 0, supports_activations<2>, nullptr, run_softcap_grad);
 SG_REGISTER_KERNEL(softcap_grad_kernel);
 
 // ---- cast: also to and from f16
@@ -152,8 +147,7 @@ int32_t run_cast(const sg_call *call) {
   });
   return SG_OK;
 }
-const sg_kernel cast_kernel = {sizeof(sg_kernel), "cast", "cpu", SG_ISA_NAME, SG_TRAIT_DETERMINISTIC, -1, supports_cast,
-                               nullptr, nullptr, nullptr, run_cast};
+constexpr sg_kernel cast_kernel = describe_kernel("cast", -1, supports_cast, nullptr, run_cast);
 SG_REGISTER_KERNEL(cast_kernel);
 
 // ---- fill
@@ -179,8 +173,7 @@ int32_t run_fill(const sg_call *call) {
   });
   return SG_OK;
 }
-const sg_kernel fill_kernel = {sizeof(sg_kernel), "fill", "cpu", SG_ISA_NAME, SG_TRAIT_DETERMINISTIC, -1, supports_fill,
-                               nullptr, nullptr, nullptr, run_fill};
+constexpr sg_kernel fill_kernel = describe_kernel("fill", -1, supports_fill, nullptr, run_fill);
 SG_REGISTER_KERNEL(fill_kernel);
 
 // ---- accumulate: y += x
@@ -199,8 +192,7 @@ int32_t run_accumulate(const sg_call *call) {
   });
   return SG_OK;
 }
-const sg_kernel accumulate_kernel = {sizeof(sg_kernel), "accumulate", "cpu", SG_ISA_NAME, SG_TRAIT_DETERMINISTIC, -1,
-                                     supports_accumulate, nullptr, nullptr, nullptr, run_accumulate};
+constexpr sg_kernel accumulate_kernel = describe_kernel("accumulate", -1, supports_accumulate, nullptr, run_accumulate);
 SG_REGISTER_KERNEL(accumulate_kernel);
 
 // ---- token_sum(token_loss[T], token_weights[T]) -> loss[1] += : some thousand products, summed in order in float64
@@ -220,8 +212,7 @@ int32_t run_token_sum(const sg_call *call) {
   *loss = static_cast<float>(*loss + sum);
   return SG_OK;
 }
-const sg_kernel token_sum_kernel = {sizeof(sg_kernel), "token_sum", "cpu", SG_ISA_NAME, SG_TRAIT_DETERMINISTIC, -1,
-                                    supports_token_sum, nullptr, nullptr, nullptr, run_token_sum};
+constexpr sg_kernel token_sum_kernel = describe_kernel("token_sum", -1, supports_token_sum, nullptr, run_token_sum);
 SG_REGISTER_KERNEL(token_sum_kernel);
 
 }  // namespace

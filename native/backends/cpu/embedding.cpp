@@ -1,5 +1,5 @@
-// embedding(tokens[T], weight[V, D]) -> y = scale * weight[tokens], from a table in any weight dtype, read in place; and
-// embedding_weight_grad(tokens, dy) -> dweight[tokens] += scale * dy.
+// embedding(tokens[T], weight[V, D]) -> y = scale * weight[tokens], from a table in any weight dtype, read in place;
+// and embedding_weight_grad(tokens, dy) -> dweight[tokens] += scale * dy.
 #include "quant.h"
 #include "rows.h"
 
@@ -10,7 +10,7 @@ int32_t check_tokens(const sg_call *call, const sg_tensor *tokens, int64_t vocab
   const int32_t *ids = data<int32_t>(tokens);
   const int64_t at = find_outside(ids, tokens->shape[0], vocabulary);
   if (at < 0) return SG_OK;
-  return fail(call, "token %d at position %lld is outside the vocabulary of %lld: does the tokenizer belong to the model?",
+  return fail(call, "token %d at position %lld is outside the vocabulary of %lld: is this the model's tokenizer?",
               ids[at], static_cast<long long>(at), static_cast<long long>(vocabulary));
 }
 
@@ -60,19 +60,18 @@ int32_t run(const sg_call *call) {
   return SG_OK;
 }
 
-const sg_kernel kernel = {sizeof(sg_kernel), "embedding", "cpu", SG_ISA_NAME, SG_TRAIT_DETERMINISTIC, -1, supports, nullptr,
-                          nullptr, nullptr, run};
+constexpr sg_kernel kernel = describe_kernel("embedding", -1, supports, nullptr, run);
 SG_REGISTER_KERNEL(kernel);
 
-// ---- embedding_weight_grad. A task owns some columns and walks all tokens in order: a token that occurs twice is added in
-// order, and no two tasks meet in an element.
+// ---- embedding_weight_grad. A task owns some columns and walks all tokens in order: a token that occurs twice is
+// added in order, and no two tasks meet in an element.
 
 constexpr int64_t kColumns = 64;
 
 int32_t grad_supports(const sg_call *call) {
   const sg_tensor *tokens = input(call, 0), *dy = input(call, 1), *dweight = output(call, 0);
-  if (!tokens || !dy || !dweight || !is_ids(tokens) || dy->rank != 2 || dweight->rank != 2 || !all_dense(call)) return 0;
-  if (!is_activation(dy) || dweight->dtype != SG_F32) return 0;
+  if (!tokens || !dy || !dweight || !is_ids(tokens) || !all_dense(call)) return 0;
+  if (dy->rank != 2 || dweight->rank != 2 || !is_activation(dy) || dweight->dtype != SG_F32) return 0;
   if (dy->shape[0] != tokens->shape[0] || dy->shape[1] != dweight->shape[1]) return 0;
   return isa_score(SG_ISA_NAME);
 }
@@ -98,8 +97,7 @@ int32_t grad_run(const sg_call *call) {
   return SG_OK;
 }
 
-const sg_kernel grad_kernel = {sizeof(sg_kernel), "embedding_weight_grad", "cpu", SG_ISA_NAME, SG_TRAIT_DETERMINISTIC, -1,
-                               grad_supports, nullptr, nullptr, nullptr, grad_run};
+constexpr sg_kernel grad_kernel = describe_kernel("embedding_weight_grad", -1, grad_supports, nullptr, grad_run);
 SG_REGISTER_KERNEL(grad_kernel);
 
 }  // namespace

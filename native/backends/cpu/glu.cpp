@@ -1,5 +1,5 @@
-// glu(gate, up) -> h = activation(gate) * up, and glu_grad(dh, gate, up) -> dgate, dup. One pass; rows may lie apart, so
-// that gate and up can be two halves of one product.
+// glu(gate, up) -> h = activation(gate) * up, and glu_grad(dh, gate, up) -> dgate, dup. One pass; rows may lie apart,
+// so that gate and up can be two halves of one product.
 #include "activation.h"
 #include "rows.h"
 
@@ -62,8 +62,7 @@ int32_t run(const sg_call *call) {
   return SG_OK;
 }
 
-const sg_kernel kernel = {sizeof(sg_kernel), "glu", "cpu", SG_ISA_NAME, SG_TRAIT_DETERMINISTIC | SG_TRAIT_IN_PLACE, 0,
-                          supports, nullptr, nullptr, nullptr, run};
+constexpr sg_kernel kernel = describe_kernel("glu", 0, supports, nullptr, run);
 SG_REGISTER_KERNEL(kernel);
 
 int32_t grad_supports(const sg_call *call) {
@@ -94,9 +93,7 @@ int32_t grad_run(const sg_call *call) {
   return SG_OK;
 }
 
-const sg_kernel grad_kernel = {sizeof(sg_kernel), "glu_grad", "cpu", SG_ISA_NAME,
-                               SG_TRAIT_DETERMINISTIC | SG_TRAIT_IN_PLACE, 0, grad_supports, nullptr, nullptr, nullptr,
-                               grad_run};
+constexpr sg_kernel grad_kernel = describe_kernel("glu_grad", 0, grad_supports, nullptr, grad_run);
 SG_REGISTER_KERNEL(grad_kernel);
 
 }  // namespace

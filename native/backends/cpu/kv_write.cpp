@@ -1,12 +1,13 @@
-// kv_write(k[T, H, D], v[T, H, Dv], slots[T]) -> key_cache[S, H, D], value_cache[S, H, Dv]: row slots[t] of the caches becomes
-// row t, rounded to the cache's dtype; a negative slot is skipped. Rows of k and v may lie apart.
+// kv_write(k[T, H, D], v[T, H, Dv], slots[T]) -> key_cache[S, H, D], value_cache[S, H, Dv]: row slots[t] of the caches
+// becomes row t, rounded to the cache's dtype; a negative slot is skipped. Rows of k and v may lie apart.
 #include "rows.h"
 
 namespace sg::cpu::SG_ISA {
 namespace {
 
 bool fits(const sg_tensor *rows, const sg_tensor *cache) {
-  if (!rows || !cache || rows->rank != 3 || cache->rank != 3 || !is_activation(rows) || !is_activation(cache)) return false;
+  if (!rows || !cache || rows->rank != 3 || cache->rank != 3) return false;
+  if (!is_activation(rows) || !is_activation(cache)) return false;
   if (rows->shape[1] != cache->shape[1] || rows->shape[2] != cache->shape[2]) return false;
   return has_dense_rows(rows) && has_dense_rows(cache);
 }
@@ -33,7 +34,8 @@ void write_rows(const sg_tensor *rows, const sg_tensor *cache, const int32_t *sl
 }
 
 int32_t run(const sg_call *call) {
-  const sg_tensor *k = input(call, 0), *v = input(call, 1), *key_cache = output(call, 0), *value_cache = output(call, 1);
+  const sg_tensor *k = input(call, 0), *v = input(call, 1);
+  const sg_tensor *key_cache = output(call, 0), *value_cache = output(call, 1);
   const int32_t *slots = data<int32_t>(input(call, 2));
   const int64_t tokens = k->shape[0];
   const int64_t size = key_cache->shape[0] < value_cache->shape[0] ? key_cache->shape[0] : value_cache->shape[0];
@@ -50,8 +52,7 @@ int32_t run(const sg_call *call) {
   return SG_OK;
 }
 
-const sg_kernel kernel = {sizeof(sg_kernel), "kv_write", "cpu", SG_ISA_NAME, SG_TRAIT_DETERMINISTIC, -1, supports, nullptr,
-                          nullptr, nullptr, run};
+constexpr sg_kernel kernel = describe_kernel("kv_write", -1, supports, nullptr, run);
 SG_REGISTER_KERNEL(kernel);
 
 }  // namespace

@@ -61,8 +61,7 @@ int32_t norm_run(const sg_call *call) {
   return SG_OK;
 }
 
-const sg_kernel norm_kernel = {sizeof(sg_kernel), "global_norm", "cpu", SG_ISA_NAME, SG_TRAIT_DETERMINISTIC, -1,
-                               norm_supports, norm_workspace, nullptr, nullptr, norm_run};
+constexpr sg_kernel norm_kernel = describe_kernel("global_norm", -1, norm_supports, norm_workspace, norm_run);
 SG_REGISTER_KERNEL(norm_kernel);
 
 // ---- adamw
@@ -70,7 +69,8 @@ SG_REGISTER_KERNEL(norm_kernel);
 int32_t adamw_supports(const sg_call *call) {
   const sg_tensor *grad = input(call, 0), *norm = input(call, 1), *hyper = input(call, 2);
   if (call->num_outputs != 3 || !is_flat_f32(grad) || !is_flat_f32(hyper) || hyper->shape[0] != 4) return 0;
-  if (norm != nullptr ? !is_flat_f32(norm) || norm->shape[0] != 1 : attr_float(call, "max_grad_norm", 0.0) > 0.0) return 0;
+  if (norm == nullptr && attr_float(call, "max_grad_norm", 0.0) > 0.0) return 0;
+  if (norm != nullptr && (!is_flat_f32(norm) || norm->shape[0] != 1)) return 0;
   for (int i = 0; i < 3; ++i) {
     if (!is_flat_f32(output(call, i)) || output(call, i)->shape[0] != grad->shape[0]) return 0;
   }
@@ -127,8 +127,7 @@ int32_t adamw_run(const sg_call *call) {
   return SG_OK;
 }
 
-const sg_kernel adamw_kernel = {sizeof(sg_kernel), "adamw", "cpu", SG_ISA_NAME, SG_TRAIT_DETERMINISTIC, -1, adamw_supports,
-                                nullptr, nullptr, nullptr, adamw_run};
+constexpr sg_kernel adamw_kernel = describe_kernel("adamw", -1, adamw_supports, nullptr, adamw_run);
 SG_REGISTER_KERNEL(adamw_kernel);
 
 }  // namespace

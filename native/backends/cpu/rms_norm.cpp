@@ -1,5 +1,5 @@
 // rms_norm, rms_norm_grad, rms_norm_weight_grad: see surogate_core/ops/rms_norm.py for the formulas.
-// A row is read twice, the second time from the first-level cache, so each kernel moves every operand through memory once.
+// A row is read twice, the second time from the first-level cache: every operand goes through memory once.
 #include "rows.h"
 #include "quant.h"
 
@@ -85,8 +85,7 @@ int32_t run(const sg_call *call) {
   return SG_OK;
 }
 
-const sg_kernel kernel = {sizeof(sg_kernel),           "rms_norm", "cpu",    SG_ISA_NAME,
-                          SG_TRAIT_DETERMINISTIC | SG_TRAIT_IN_PLACE, 0, supports, workspace, nullptr, nullptr, run};
+constexpr sg_kernel kernel = describe_kernel("rms_norm", 0, supports, workspace, run);
 SG_REGISTER_KERNEL(kernel);
 
 // ---- rms_norm_grad(dy, x, weight, rstd, addend?) -> dx
@@ -144,9 +143,7 @@ int32_t grad_run(const sg_call *call) {
   return SG_OK;
 }
 
-const sg_kernel grad_kernel = {sizeof(sg_kernel), "rms_norm_grad", "cpu", SG_ISA_NAME,
-                               SG_TRAIT_DETERMINISTIC | SG_TRAIT_IN_PLACE, 4, grad_supports, grad_workspace,
-                               nullptr, nullptr, grad_run};
+constexpr sg_kernel grad_kernel = describe_kernel("rms_norm_grad", 4, grad_supports, grad_workspace, grad_run);
 SG_REGISTER_KERNEL(grad_kernel);
 
 // ---- rms_norm_weight_grad(dy, x, rstd) -> dweight[N] +=
@@ -219,9 +216,8 @@ int32_t weight_grad_run(const sg_call *call) {
   return SG_OK;
 }
 
-const sg_kernel weight_grad_kernel = {sizeof(sg_kernel), "rms_norm_weight_grad", "cpu", SG_ISA_NAME,
-                                      SG_TRAIT_DETERMINISTIC, -1, weight_grad_supports, weight_grad_workspace,
-                                      nullptr, nullptr, weight_grad_run};
+constexpr sg_kernel weight_grad_kernel =
+    describe_kernel("rms_norm_weight_grad", -1, weight_grad_supports, weight_grad_workspace, weight_grad_run);
 SG_REGISTER_KERNEL(weight_grad_kernel);
 
 }  // namespace

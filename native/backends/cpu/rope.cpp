@@ -1,5 +1,5 @@
-// rope(x[T, H, D], positions[T], table[P, R/2, 2]) -> y: each head's first R dims are rotated pair by pair. A token's cosines
-// and sines are laid out once and then serve all of its heads. Rows of x and y may lie apart, and y may be x.
+// rope(x[T, H, D], positions[T], table[P, R/2, 2]) -> y: each head's first R dims are rotated pair by pair. A token's
+// cosines and sines are laid out once and then serve all of its heads. Rows of x and y may lie apart, and y may be x.
 #include "rows.h"
 
 namespace sg::cpu::SG_ISA {
@@ -69,7 +69,8 @@ void rotate_token(const T *x, T *y, const float *angle, bool interleaved, int64_
     } else {
       rotate_halves(x, y, angle, half);
     }
-    if (x != y && dim > 2 * half) std::memcpy(y + 2 * half, x + 2 * half, static_cast<size_t>(dim - 2 * half) * sizeof(T));
+    const size_t passed = static_cast<size_t>(dim - 2 * half) * sizeof(T);
+    if (x != y && passed > 0) std::memcpy(y + 2 * half, x + 2 * half, passed);
   }
 }
 
@@ -88,15 +89,15 @@ int32_t run(const sg_call *call) {
       alignas(64) float angle[2 * kMaxRotated];
       for (int64_t t = begin; t < end; ++t) {
         lay_out(data<float>(table) + positions[t] * 2 * half, sign, interleaved, half, angle);
-        rotate_token(data<T>(x) + t * x->strides[0], data<T>(y) + t * y->strides[0], angle, interleaved, heads, dim, half);
+        const T *in = data<T>(x) + t * x->strides[0];
+        rotate_token(in, data<T>(y) + t * y->strides[0], angle, interleaved, heads, dim, half);
       }
     });
   });
   return SG_OK;
 }
 
-const sg_kernel kernel = {sizeof(sg_kernel), "rope", "cpu", SG_ISA_NAME, SG_TRAIT_DETERMINISTIC | SG_TRAIT_IN_PLACE, 0,
-                          supports, nullptr, nullptr, nullptr, run};
+constexpr sg_kernel kernel = describe_kernel("rope", 0, supports, nullptr, run);
 SG_REGISTER_KERNEL(kernel);
 
 }  // namespace

@@ -9,6 +9,13 @@
 
 namespace sg::cpu::SG_ISA {
 
+// A kernel's entry for the library's table: deterministic, and in place on input `in_place` unless that is -1.
+constexpr sg_kernel describe_kernel(const char *op, int32_t in_place, int32_t (*supports)(const sg_call *),
+                                    size_t (*workspace)(const sg_call *), int32_t (*run)(const sg_call *)) {
+  const uint32_t traits = SG_TRAIT_DETERMINISTIC | (in_place >= 0 ? SG_TRAIT_IN_PLACE : 0);
+  return {sizeof(sg_kernel), op, "cpu", SG_ISA_NAME, traits, in_place, supports, workspace, nullptr, nullptr, run};
+}
+
 // body(T{}) with the element type of an operand that `supports` found to be f32 or bf16.
 template <class Body>
 inline void with_type(const sg_tensor *t, Body &&body) {

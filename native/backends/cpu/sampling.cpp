@@ -15,8 +15,8 @@ int32_t gather_run(const sg_call *call) {
   const sg_tensor *x = input(call, 0), *rows = input(call, 1), *y = output(call, 0);
   const int32_t *picked = data<int32_t>(rows);
   if (int64_t r = find_outside(picked, rows->shape[0], x->shape[0]); r >= 0) {
-    return fail(call, "row %d (entry %lld of rows) is outside x, which has %lld rows", picked[r], static_cast<long long>(r),
-                static_cast<long long>(x->shape[0]));
+    return fail(call, "row %d (entry %lld of rows) is outside x, which has %lld rows", picked[r],
+                static_cast<long long>(r), static_cast<long long>(x->shape[0]));
   }
   const int64_t bytes = x->shape[1] * (x->dtype == SG_F32 ? 4 : 2);
   parallel_rows(call, rows->shape[0], x->shape[1], [&](int64_t begin, int64_t end) {
@@ -27,8 +27,7 @@ int32_t gather_run(const sg_call *call) {
   return SG_OK;
 }
 
-const sg_kernel gather_kernel = {sizeof(sg_kernel), "gather_rows", "cpu", SG_ISA_NAME, SG_TRAIT_DETERMINISTIC, -1,
-                                 gather_supports, nullptr, nullptr, nullptr, gather_run};
+constexpr sg_kernel gather_kernel = describe_kernel("gather_rows", -1, gather_supports, nullptr, gather_run);
 SG_REGISTER_KERNEL(gather_kernel);
 
 // ---- argmax: each task takes a piece of a row; the pieces of a row are then compared in order, so that the first wins
@@ -104,8 +103,7 @@ int32_t argmax_run(const sg_call *call) {
   return SG_OK;
 }
 
-const sg_kernel argmax_kernel = {sizeof(sg_kernel), "argmax", "cpu", SG_ISA_NAME, SG_TRAIT_DETERMINISTIC, -1,
-                                 argmax_supports, argmax_workspace, nullptr, nullptr, argmax_run};
+constexpr sg_kernel argmax_kernel = describe_kernel("argmax", -1, argmax_supports, argmax_workspace, argmax_run);
 SG_REGISTER_KERNEL(argmax_kernel);
 
 }  // namespace
