@@ -108,30 +108,61 @@ def sample(logits: np.ndarray, temperature: float, top_p: float, generator: np.r
 
 class Generator:
     """A model that answers. ``model``: Hugging Face folder or GGUF file; ``adapter``: a PEFT LoRA folder; ``recipe``: name
-    of a precision recipe; ``context``: tokens of prompt and answer together (default: the model's, at most 4096)."""
+    of a precision recipe; ``context``: tokens of prompt and answer together (default: the model's, at most 4096);
+    ``sequences``: conversations that `chat_many` answers side by side."""
 
     def __init__(
         self, model: str | Path, adapter: str | Path | None = None, recipe: str = "bf16", threads: int | None = None,
-        context: int | None = None, families: Sequence[Any] | None = None,
+        context: int | None = None, sequences: int = 1,
     ) -> None:
-        self.loaded = LoadedModel.open(model, families if families is not None else _installed_families())
+        self.loaded = LoadedModel.open(model, _installed_families())
         self.tokenizer = self.loaded.tokenizer()
         chosen = _recipe(recipe)
         weights = FrozenWeights(self.loaded, chosen.compute)
         limit = context or min(self.loaded.hyperparameters.max_positions, 4096)
         held = None if adapter is None else AppliedAdapter.open(adapter, self.loaded)
-        self.decoder = Decoder(self.loaded, weights, chosen, limit, adapter=held, threads=threads)
+        self.decoder = Decoder(self.loaded, weights, chosen, limit, sequences, held, threads=threads)
 
     def chat(
         self, messages: Sequence[dict[str, Any]], max_new_tokens: int = 256, temperature: float = 0.0, top_p: float = 1.0,
         seed: int = 0, stream: Callable[[str], None] | None = None, tools: Sequence[dict[str, Any]] | None = None,
     ) -> str:
         """The assistant's answer to a conversation. DataError when the model has no chat template."""
+        prompt = self.tokenizer.encode(self._render(messages, tools))
+        return self._generate(prompt, max_new_tokens, temperature, top_p, seed, stream)
+
+    def chat_many(self, conversations: Sequence[Sequence[dict[str, Any]]], max_new_tokens: int = 256) -> list[str]:
+        """Greedy answers to many conversations, ``sequences`` of them at a time."""
+        prompts = [self.tokenizer.encode(self._render(messages, None)) for messages in conversations]
+        answers: list[str] = []
+        for start in range(0, len(prompts), self.decoder.sequences):
+            group = self._greedy_group(prompts[start:start + self.decoder.sequences], max_new_tokens)
+            answers += [self.tokenizer.decode(ids) for ids in group]
+        return answers
+
+    def _render(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None) -> str:
         template = load_template(None, self.tokenizer)
         if template is None:
             raise DataError("the model has no chat template", "Use raw completion instead.")
-        text = template.render(list(messages), tools, add_generation_prompt=True)
-        return self._generate(self.tokenizer.encode(text), max_new_tokens, temperature, top_p, seed, stream)
+        return template.render(list(messages), tools, add_generation_prompt=True)
+
+    def _greedy_group(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> list[list[int]]:
+        """Prompts one after another, then one token of every unfinished sequence a run."""
+        answers: list[list[int]] = [[] for _ in prompts]
+        following = [int(self._prefill(prompt, row).argmax()) for row, prompt in enumerate(prompts)]
+        active = list(range(len(prompts)))
+        for _ in range(max_new_tokens):
+            active = [row for row in active if following[row] not in self.tokenizer.stop_token_ids]
+            active = [row for row in active if len(prompts[row]) + len(answers[row]) < self.decoder.context]
+            if not active:
+                break
+            positions = [len(prompts[row]) + len(answers[row]) for row in active]
+            for row in active:
+                answers[row].append(following[row])
+            logits = self.decoder.logits([following[row] for row in active], active, positions, range(len(active)))
+            for index, row in enumerate(active):
+                following[row] = int(logits[index].argmax())
+        return answers
 
     def complete(
         self, text: str, max_new_tokens: int = 256, temperature: float = 0.0, top_p: float = 1.0, seed: int = 0,
@@ -174,11 +205,12 @@ class Generator:
             if step + 1 < min(max_new_tokens, room):
                 logits = self.decoder.logits([token], [0], [len(prompt) + step], [0])[0]
 
-    def _prefill(self, prompt: Sequence[int]) -> np.ndarray:
+    def _prefill(self, prompt: Sequence[int], sequence: int = 0) -> np.ndarray:
+        """Logits [vocab] after the whole prompt, whose keys and values are then cached for ``sequence``."""
         for start in range(0, len(prompt), PROMPT_CHUNK):
             chunk = list(prompt[start:start + PROMPT_CHUNK])
             positions = np.arange(start, start + len(chunk))
-            logits = self.decoder.logits(chunk, [0] * len(chunk), positions, [len(chunk) - 1])
+            logits = self.decoder.logits(chunk, [sequence] * len(chunk), positions, [len(chunk) - 1])
         return logits[0]
 
 
