@@ -140,7 +140,9 @@ struct CrossEntropyRun {
     gemm.m = count;
     const MatrixB b{p.weight->data, p.weight->dtype, SG_ISA::row_bytes(p.weight->dtype, p.width), false};
     gemm.run(call, workspace + plan.offset_workers, plan.worker_bytes, a, b,
-             [&](int64_t row, int64_t column, int n, float *sums) { finish_logits(first, gemm, row, column, n, sums); });
+             [&](int64_t row, int rows_done, int64_t column, int n, float *sums, int64_t stride) {
+               for (int i = 0; i < rows_done; ++i) finish_logits(first, gemm, row + i, column, n, sums + i * stride);
+             });
   }
 
   // A row of one panel: scale and cap, remember the largest and the sum, keep the logits if a gradient follows.
@@ -215,7 +217,9 @@ struct CrossEntropyRun {
     const MatrixB b{p.weight->data, p.weight->dtype, SG_ISA::row_bytes(p.weight->dtype, p.width), true};
     const Epilogue epilogue{p.logit_scale, nullptr, SG_F32, nullptr, p.dx->data, p.dx->dtype, p.width};
     gemm.run(call, workspace + plan.offset_workers, plan.worker_bytes, dz(0, false), b,
-             [&](int64_t row, int64_t column, int n, float *sums) { epilogue(rows[first + row], column, n, sums); });
+             [&](int64_t row, int rows_done, int64_t column, int n, const float *sums, int64_t stride) {
+               for (int i = 0; i < rows_done; ++i) epilogue(rows[first + row + i], 1, column, n, sums + i * stride, stride);
+             });
   }
 
   void compute_weight_grad(const char *x, int64_t count) const {

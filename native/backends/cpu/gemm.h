@@ -54,38 +54,52 @@ struct Epilogue {
   int32_t out_dtype;
   int64_t stride;
 
+  // Asks for the lines that will be written (and read, with an addend), before the multiplying starts.
+  void fetch(int64_t row, int rows, int64_t column, int64_t n) const {
+    const int64_t size = out_dtype == SG_F32 ? 4 : 2;
+    for (int r = 0; r < rows; ++r) {
+      const int64_t offset = ((row + r) * stride + column) * size;
+      for (int64_t byte = 0; byte < n * size; byte += 64) {
+        __builtin_prefetch(static_cast<char *>(out) + offset + byte, 1);
+        if (addend != nullptr && addend != out) __builtin_prefetch(static_cast<const char *>(addend) + offset + byte);
+      }
+    }
+  }
+  // `rows` rows of `n` columns from (row, column) on; sums are `sums_stride` apart.
+  void operator()(int64_t row, int rows, int64_t column, int n, const float *sums, int64_t sums_stride) const {
+    if (out_dtype == SG_F32) choose<float>(row, rows, column, n, sums, sums_stride);
+    else choose<bf16>(row, rows, column, n, sums, sums_stride);
+  }
+  template <class T>
+  void choose(int64_t row, int rows, int64_t column, int n, const float *sums, int64_t sums_stride) const {
+    if (bias == nullptr && addend == nullptr) apply<T, false, false>(row, rows, column, n, sums, sums_stride);
+    else if (bias == nullptr) apply<T, false, true>(row, rows, column, n, sums, sums_stride);
+    else if (addend == nullptr) apply<T, true, false>(row, rows, column, n, sums, sums_stride);
+    else apply<T, true, true>(row, rows, column, n, sums, sums_stride);
+  }
   template <class T, bool has_bias, bool has_addend>
-  void apply(int64_t row, int64_t column, int n, const float *sums) const {
+  void apply(int64_t row, int rows, int64_t column, int n, const float *sums, int64_t sums_stride) const {
+    const vf factor = vset(alpha);
     T *y = static_cast<T *>(out) + row * stride + column;
     const T *plus = static_cast<const T *>(addend) + (has_addend ? row * stride + column : 0);
-    const vf factor = vset(alpha);
-    int i = 0;
-    for (; i + kLanes <= n; i += kLanes) {
-      vf v = vmul(vload(sums + i), factor);
-      if constexpr (has_bias) v = vadd(v, bias_at(column + i, kLanes));
-      if constexpr (has_addend) v = vadd(v, vload(plus + i));
-      vstore(y + i, v);
+    for (int r = 0; r < rows; ++r, sums += sums_stride, y += stride, plus += has_addend ? stride : 0) {
+      int i = 0;
+      for (; i + kLanes <= n; i += kLanes) {
+        vf v = vmul(vload(sums + i), factor);
+        if constexpr (has_bias) v = vadd(v, bias_at(column + i, kLanes));
+        if constexpr (has_addend) v = vadd(v, vload(plus + i));
+        vstore(y + i, v);
+      }
+      if (i == n) continue;
+      vf v = vmul(vload_n(sums + i, n - i), factor);
+      if constexpr (has_bias) v = vadd(v, bias_at(column + i, n - i));
+      if constexpr (has_addend) v = vadd(v, vload_n(plus + i, n - i));
+      vstore_n(y + i, v, n - i);
     }
-    if (i == n) return;
-    vf v = vmul(vload_n(sums + i, n - i), factor);
-    if constexpr (has_bias) v = vadd(v, bias_at(column + i, n - i));
-    if constexpr (has_addend) v = vadd(v, vload_n(plus + i, n - i));
-    vstore_n(y + i, v, n - i);
   }
   vf bias_at(int64_t column, int lanes) const {
     return bias_dtype == SG_F32 ? vload_n(static_cast<const float *>(bias) + column, lanes)
                                 : vload_n(static_cast<const bf16 *>(bias) + column, lanes);
-  }
-  template <class T>
-  void choose(int64_t row, int64_t column, int n, const float *sums) const {
-    if (bias == nullptr && addend == nullptr) apply<T, false, false>(row, column, n, sums);
-    else if (bias == nullptr) apply<T, false, true>(row, column, n, sums);
-    else if (addend == nullptr) apply<T, true, false>(row, column, n, sums);
-    else apply<T, true, true>(row, column, n, sums);
-  }
-  void operator()(int64_t row, int64_t column, int n, const float *sums) const {
-    if (out_dtype == SG_F32) choose<float>(row, column, n, sums);
-    else choose<bf16>(row, column, n, sums);
   }
 };
 
@@ -145,7 +159,7 @@ constexpr int64_t kBlockSlack = 256;
 // fp32 vectors. A strip is kStrip columns; a tile of kTileRows x kStrip sums stays in registers.
 struct FloatMicro {
   static constexpr int kVectors = kLanes == 16 ? 4 : 2, kStrip = kVectors * kLanes, kTileRows = 6, kGroup = 48;
-  static constexpr int64_t kStep = 768;
+  static constexpr int64_t kStep = 768, kNarrowPanel = 64;
   using Packed = float;
   struct Session {};  // nothing to set up in a task
 
@@ -264,10 +278,12 @@ struct Gemm {
   int64_t block_rows;  // rows of a task
   int64_t step;        // elements of K packed at once; a multiple of every block
 
-  // Narrow outputs are cut finer, so that two cores share them. A short sum is over its output, which wide panels suit.
+  // A block of rows and a panel fit in the second-level cache together. Few rows, and narrow outputs, are cut finer, so
+  // that two cores share them. A short sum is all output, which wide panels suit.
   static Gemm product(int64_t m, int64_t n, int64_t k, bool wide_blocks) {
-    const int64_t panel = wide_blocks || k <= 64 ? 256 : n >= 1024 ? 128 : 64;
-    const int64_t rows = n <= 128 || k <= 64 ? 256 : n >= 1024 ? 2048 : 1024;
+    const int64_t narrow = m <= 128 ? 64 : Micro::kNarrowPanel;
+    const int64_t panel = wide_blocks || k <= 64 ? 256 : m <= 1024 || n <= 256 ? narrow : 192;
+    const int64_t rows = n <= 128 || k <= 64 ? 256 : 1024;
     return {m, n, k, std::min(panel, round_up(n, wide_blocks ? 256 : Micro::kStrip)), rows, Micro::kStep};
   }
   // For sums over tokens. A is transposed as it is taken, which a wide panel pays for, unless A or B is narrow.
@@ -290,7 +306,7 @@ struct Gemm {
   }
   int64_t worker_bytes() const { return packed_bytes() + scratch_bytes() + round_up(sums_rows() * panel * 4, 64); }
 
-  // finish(row, column, count, sums) takes the sums of one row of the panel.
+  // finish(row, rows, column, columns, sums, stride) takes the sums of a group of rows; they are padded to whole strips.
   template <class Finish>
   void run_task(int64_t task, char *workspace, const MatrixA &a, const MatrixB &b, const Finish &finish) const {
     auto *packed = reinterpret_cast<typename Micro::Packed *>(workspace);
@@ -309,9 +325,11 @@ struct Gemm {
         const int rows = static_cast<int>(std::min<int64_t>(Micro::kGroup, row1 - row));
         float *part = k > step ? sums + (row - row0) * panel : sums;
         auto taken = Micro::take_a(a, row, rows, k0, kc, scratch);
+        if constexpr (requires { finish.fetch(row, rows, column, columns); }) {
+          if (last) finish.fetch(row, rows, column, columns);
+        }
         Micro::multiply(taken, rows, packed, strips, kc, part, panel, k0 > 0);
-        if (!last) continue;
-        for (int i = 0; i < rows; ++i) finish(row + i, column, static_cast<int>(columns), part + i * panel);
+        if (last) finish(row, rows, column, static_cast<int>(columns), part, panel);
       }
       k0 += kc;
     } while (k0 < k);

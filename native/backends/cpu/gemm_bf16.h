@@ -12,7 +12,7 @@ namespace sg::cpu::SG_ISA {
 
 struct Bf16Panels {
   static constexpr int kStrip = 32, kGroup = 32, kSquare = 256;  // elements of 32 bits in a square
-  static constexpr int64_t kStep = 1536, kPairs = 16;
+  static constexpr int64_t kStep = 1536, kNarrowPanel = 96, kPairs = 16;
   using Packed = uint32_t;
 
   static int64_t steps(int64_t k) { return (k + 31) / 32; }

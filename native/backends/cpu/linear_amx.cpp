@@ -52,8 +52,8 @@ struct AmxMicro : Bf16Panels {
     }
     for (int64_t k = 0; k < count; ++k, b += 2 * kSquare) {
       _tile_loadd(4, upper + 32 * k, a_bytes);
-      _tile_loadd(6, b, 64);
-      _tile_loadd(7, b + kSquare, 64);
+      _tile_stream_loadd(6, b, 64);
+      _tile_stream_loadd(7, b + kSquare, 64);
       _tile_loadd(5, lower + 32 * k, a_bytes);
       _tile_dpbf16ps(0, 4, 6);
       _tile_dpbf16ps(1, 4, 7);
@@ -77,8 +77,8 @@ struct AmxMicro : Bf16Panels {
     }
     for (int64_t k = 0; k < count; ++k, b += 2 * kSquare) {
       _tile_loadd(4, rows + 32 * k, a_bytes);
-      _tile_loadd(6, b, 64);
-      _tile_loadd(7, b + kSquare, 64);
+      _tile_stream_loadd(6, b, 64);
+      _tile_stream_loadd(7, b + kSquare, 64);
       _tile_dpbf16ps(0, 4, 6);
       _tile_dpbf16ps(1, 4, 7);
     }

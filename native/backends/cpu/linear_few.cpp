@@ -231,7 +231,7 @@ int32_t run(const sg_call *call) {
     float *scales = workers + worker * kWorkerFloats, *sums = scales + kScaleFloats;
     const int64_t begin = task * task_rows, end = std::min(p.n, begin + task_rows);
     multiply_fn(few, begin, end, scales, sums, task_rows);
-    for (int64_t t = 0; t < p.m; ++t) p.finish(t, begin, static_cast<int>(end - begin), sums + t * task_rows);
+    p.finish(0, static_cast<int>(p.m), begin, static_cast<int>(end - begin), sums, task_rows);
   });
   return SG_OK;
 }
