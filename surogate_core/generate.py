@@ -59,7 +59,9 @@ class Decoder:
             tensor[count:] = padding
         return session
 
-    def logits(self, tokens: Sequence[int], sequence_ids: Sequence[int], positions: Sequence[int], rows: Sequence[int]) -> np.ndarray:
+    def logits(
+        self, tokens: Sequence[int], sequence_ids: Sequence[int], positions: Sequence[int], rows: Sequence[int]
+    ) -> np.ndarray:
         """float32 [len(rows), vocab]: logits after the tokens at ``rows``. A view that the next run overwrites."""
         session = self._fill(tokens, sequence_ids, positions)
         wanted = session.tensor("rows")

@@ -10,6 +10,6 @@ from .rope import RopeSpec, rope_table
 from .tensor import Context, Tensor
 
 __all__ = [
-    "Attention", "Context", "Embedding", "Family", "GatedMLP", "Hyperparameters", "LMHead", "Linear", "Model", "Module", "RMSNorm", "RopeSpec", "Stack",
-    "Tensor", "rope_table", "trace",
+    "Attention", "Context", "Embedding", "Family", "GatedMLP", "Hyperparameters", "LMHead", "Linear", "Model", "Module",
+    "RMSNorm", "RopeSpec", "Stack", "Tensor", "rope_table", "trace",
 ]

@@ -45,7 +45,7 @@ class Prepared:
 
 
 def prepare(config: TrainConfig, mode: Mode) -> Prepared:
-    """Raises ConfigError, DataError, WeightError, PluginError or TrainingError with what is wrong, and allocates nothing large."""
+    """Allocates nothing large. Raises ConfigError, DataError, WeightError, PluginError or TrainingError."""
     manager = get_manager()
     manager.load(config.plugins)
     for name in config.plugins or ():
@@ -62,13 +62,11 @@ def prepare(config: TrainConfig, mode: Mode) -> Prepared:
     optimizer = manager.optimizers[config.optimizer].from_config(config)
     strategy = manager.strategies[config.strategy]
     train, validation = load_data(config, mode, tokenizer, manager)
-    loader = _loader(config, train, tokenizer, config.per_device_train_batch_size, config.gradient_accumulation_steps, True)
-    evaluations = {
-        name: _loader(config, data, tokenizer, config.per_device_train_batch_size, 1, False)
-        for name, data in validation.items()
-    }
+    loader = _loader(config, train, tokenizer, config.gradient_accumulation_steps, shuffle=True)
+    evaluations = {name: _loader(config, data, tokenizer, 1, shuffle=False) for name, data in validation.items()}
     weights = FrozenWeights(model, recipe.compute)
-    bindings = {"T": loader.num_tokens, "D": max([loader.max_documents, *(e.max_documents for e in evaluations.values())]) + 1}
+    documents = max([loader.max_documents, *(e.max_documents for e in evaluations.values())])
+    bindings = {"T": loader.num_tokens, "D": documents + 1}
     budget = _budget(config)
     plan = training_program(
         model, recipe, weights, bindings, max_positions=config.sequence_len, adapter=adapter, optimizer=optimizer,
@@ -106,7 +104,9 @@ def lora_spec(config: TrainConfig, model: LoadedModel) -> LoraSpec:
             found = {role for role, names in roles.items() if target == role or target in names}
             if not found:
                 known = sorted({*roles, *(n for names in roles.values() for n in names)})
-                raise ConfigError(f"lora_target_modules: no linear layer is called {target!r}", f"Known: all, {', '.join(known)}.")
+                raise ConfigError(
+                    f"lora_target_modules: no linear layer is called {target!r}", f"Known: all, {', '.join(known)}."
+                )
             chosen |= found
     return LoraSpec(config.lora_rank, config.lora_alpha, None if chosen is None else frozenset(chosen),
                     config.lora_dropout, config.use_rslora)
@@ -123,7 +123,9 @@ def linear_roles(model: LoadedModel) -> dict[str, set[str]]:
     return roles
 
 
-def load_data(config: TrainConfig, mode: Mode, tokenizer: Any, manager: PluginManager) -> tuple[TokenDataset, dict[str, TokenDataset]]:
+def load_data(
+    config: TrainConfig, mode: Mode, tokenizer: Any, manager: PluginManager
+) -> tuple[TokenDataset, dict[str, TokenDataset]]:
     """The training data, and evaluation data by name."""
     template = None if mode == "pt" else load_template(config.chat_template, tokenizer)
     encoder = Encoder(tokenizer, template, config.train_on, config.train_on_empty_think, config.system_prompt)
@@ -145,10 +147,11 @@ def load_data(config: TrainConfig, mode: Mode, tokenizer: Any, manager: PluginMa
     return train, validation
 
 
-def _loader(config: TrainConfig, data: TokenDataset, tokenizer: Any, batch: int, accumulation: int, shuffle: bool) -> Loader:
+def _loader(config: TrainConfig, data: TokenDataset, tokenizer: Any, accumulation: int, shuffle: bool) -> Loader:
     return Loader(
-        data, sequence_len=config.sequence_len, per_device_train_batch_size=batch, gradient_accumulation_steps=accumulation,
-        sample_packing=config.sample_packing, seed=config.seed, shuffle=shuffle, pad_token_id=tokenizer.pad_token_id,
+        data, sequence_len=config.sequence_len, per_device_train_batch_size=config.per_device_train_batch_size,
+        gradient_accumulation_steps=accumulation, sample_packing=config.sample_packing, seed=config.seed, shuffle=shuffle,
+        pad_token_id=tokenizer.pad_token_id,
     )
 
 

@@ -90,7 +90,8 @@ class Trainer:
                 signal.signal(signal.SIGINT, previous)
         result.steps = self.step
         result.final_loss = result.history[-1]["loss"] if result.history else math.nan
-        if result.status == "completed" and self.prepared.evaluations and (not result.history or "eval_loss" not in result.history[-1]):
+        evaluated = bool(result.history) and "eval_loss" in result.history[-1]
+        if result.status == "completed" and self.prepared.evaluations and not evaluated:
             result.evaluation = self.evaluator.losses()
         return result
 
