@@ -27,20 +27,20 @@ WEIGHTS_NAME = "adapter_model.safetensors"
 _PREFIX = "base_model.model."
 _TENSOR_NAME = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<half>[AB])\.weight")
 
-# Keys that say how an adapter is to be applied, and the only value that is applied here. A key that is in none of these
-# lists comes from another version of PEFT: it may only have a value that means "off".
-_REQUIRED = {
-    "use_dora": (False, "DoRA, whose magnitude vectors are not supported"),
-    "modules_to_save": (None, "modules trained in full beside the adapter, which are not supported"),
-    "bias": ("none", "trained biases, which are not supported"),
-    "lora_bias": (False, "biases in the low-rank branch, which are not supported"),
-    "fan_in_fan_out": (False, "transposed base weights, which are not supported"),
-    "layer_replication": (None, "repeated layers, which are not supported"),
-    "trainable_token_indices": (None, "trained token rows, which are not supported"),
-    "target_parameters": (None, "adapters on bare parameters, which are not supported"),
-    "use_qalora": (False, "QALoRA, which is not supported"),
-    "use_bdlora": (False, "block-diagonal LoRA, which is not supported"),
-    "alora_invocation_tokens": (None, "activated LoRA, which is not supported"),
+# Keys that ask for more than `scale * B @ A`, and what they ask for. They, and keys in neither list (of another version of
+# PEFT), may only have a value that means "off".
+_UNSUPPORTED = {
+    "use_dora": "DoRA, whose magnitude vectors are not supported",
+    "modules_to_save": "modules trained in full beside the adapter, which are not supported",
+    "bias": "trained biases, which are not supported",
+    "lora_bias": "biases in the low-rank branch, which are not supported",
+    "fan_in_fan_out": "transposed base weights, which are not supported",
+    "layer_replication": "repeated layers, which are not supported",
+    "trainable_token_indices": "trained token rows, which are not supported",
+    "target_parameters": "adapters on bare parameters, which are not supported",
+    "use_qalora": "QALoRA, which is not supported",
+    "use_bdlora": "block-diagonal LoRA, which is not supported",
+    "alora_invocation_tokens": "activated LoRA, which is not supported",
 }
 _IGNORED = {
     "auto_mapping", "base_model_name_or_path", "corda_config", "ensure_weight_tying", "eva_config", "exclude_modules",
@@ -48,7 +48,9 @@ _IGNORED = {
     "lora_dropout", "megatron_config", "megatron_core", "peft_type", "peft_version", "qalora_group_size", "r", "revision",
     "rank_pattern", "alpha_pattern", "runtime_config", "target_modules", "task_type", "use_rslora",
 }  # fmt: skip
-_OFF = (None, False, 0, "", [], {})
+_OFF = (None, False, 0, "", "none", [], {})
+# Other ways of starting (PiSSA, OLoRA, LoftQ ...) change the base weights too, so the adapter alone says too little.
+_PLAIN_STARTS = (True, False, None, "gaussian", "eva", "orthogonal")
 
 
 @dataclass(frozen=True)
@@ -139,15 +141,20 @@ def write_adapter(folder: str | Path, adapter: Adapter, hf_map: NameMap, num_lay
 def _check_config(path: Path, config: dict[str, Any]) -> None:
     if config.get("peft_type") != "LORA":
         raise WeightError(f"{path}: peft_type is {config.get('peft_type')!r}; only LORA adapters can be used")
-    for key, (value, what) in _REQUIRED.items():
-        if config.get(key, value) not in (value, [] if value is None else value):
-            raise WeightError(f"{path}: {key} is {config[key]!r}: {what}; train or convert the adapter without it")
     for key, value in config.items():
-        if key not in _REQUIRED and key not in _IGNORED and value not in _OFF:
-            raise WeightError(
-                f"{path}: {key} is {value!r}, which this version does not know and so cannot apply; "
-                "update Surogate, or save the adapter without it"
-            )
+        if key in _IGNORED or value in _OFF:
+            continue
+        if key in _UNSUPPORTED:
+            raise WeightError(f"{path}: {key} is {value!r}: {_UNSUPPORTED[key]}; train or convert the adapter without it")
+        raise WeightError(
+            f"{path}: {key} is {value!r}, which this version does not know and so cannot apply; "
+            "update Surogate, or save the adapter without it"
+        )
+    if config.get("init_lora_weights", True) not in _PLAIN_STARTS:
+        raise WeightError(
+            f"{path}: init_lora_weights is {config['init_lora_weights']!r}, which also changes the base weights; "
+            "save the adapter with PEFT's path_initial_model_for_weight_conversion, which makes it a plain one"
+        )
     for key, pattern, kinds in (("r", "rank_pattern", (int,)), ("lora_alpha", "alpha_pattern", (int, float))):
         patterns = config.get(pattern) or {}
         if not isinstance(patterns, dict):
