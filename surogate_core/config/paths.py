@@ -51,12 +51,13 @@ class Places:
             raise ConfigError(f"{where}: `{key}`: {name} does not exist (tried {tried})", hint)
         return found
 
-    def find_model(self, name: str, where: Where) -> str:
-        """The absolute path of the model. `default` is the one that `surogate fetch-default-model` fetches."""
+    def find_model(self, name: str, where: Where, key: str = "model") -> str:
+        """The absolute path of a model, or of what has its tokenizer. `default` is the one that
+        `surogate fetch-default-model` fetches."""
         if name == DEFAULT_MODEL and self.existing(name, where) is None:
-            return str(default_model(where, "model"))
+            return str(default_model(where, key))
         hint = "No model is downloaded by name; `surogate fetch-default-model` fetches a small one and prints its path."
-        return self.find(name, where, "model", hint)
+        return self.find(name, where, key, hint)
 
     def find_template(self, name: str, where: Where) -> str:
         """The absolute path of a template's file, or the name itself where it can be one of those that come along."""

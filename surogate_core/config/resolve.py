@@ -92,7 +92,7 @@ def _with_paths(config: TrainConfig, document: Mapping, path: Path) -> TrainConf
     if config.model is not None:
         found["model"] = places.find_model(config.model, at("model"))
     if config.tokenizer is not None:
-        found["tokenizer"] = places.find(config.tokenizer, at("tokenizer"), "tokenizer")
+        found["tokenizer"] = places.find_model(config.tokenizer, at("tokenizer"), "tokenizer")
     if config.chat_template is not None:
         found["chat_template"] = places.find_template(config.chat_template, at("chat_template"))
     if config.resume_from_checkpoint not in (False, "auto"):
