@@ -222,8 +222,8 @@ def _config_of(adapter: Adapter, modules: Mapping[str, LoraPair], num_layers: in
         "fan_in_fan_out": False,
         "init_lora_weights": True,
         "modules_to_save": None,
-        "rank_pattern": {re.escape(module): value for module, value in ranks.items() if value != rank},
-        "alpha_pattern": {re.escape(module): value for module, value in alphas.items() if value != alpha},
+        "rank_pattern": _patterns(ranks, rank),
+        "alpha_pattern": _patterns(alphas, alpha),
         "target_modules": _target_modules(set(modules), num_layers),
     }
 
@@ -238,6 +238,19 @@ def _commonest(values: Mapping[str, Any]) -> Any:
     for value in values.values():
         counts[value] = counts.get(value, 0) + 1
     return max(counts, key=lambda value: counts[value])
+
+
+def _patterns(values: Mapping[str, Any], default: Any) -> dict[str, Any]:
+    """Patterns for the modules that differ from the default: the last part of their names where all of it agree."""
+    kinds: dict[str, dict[str, Any]] = {}
+    for module, value in values.items():
+        kinds.setdefault(module.rpartition(".")[2], {})[module] = value
+    patterns: dict[str, Any] = {}
+    for kind, members in kinds.items():
+        if len(set(members.values())) == 1:
+            members = {kind: next(iter(members.values()))}
+        patterns.update({re.escape(name): value for name, value in members.items() if value != default})
+    return patterns
 
 
 def _target_modules(modules: set[str], num_layers: int) -> list[str]:

@@ -61,6 +61,15 @@ def test_ranks_and_scales_of_single_modules_become_patterns(tiny, adapter, tmp_p
     assert list(written_config(tmp_path)["alpha_pattern"].values()) == [2.5]
 
 
+def test_a_kind_of_module_that_agrees_gets_one_pattern(tiny, adapter, tmp_path):
+    for i in range(tiny.layers):
+        adapter.pairs[f"layers.{i}.attn.k.weight"] = pair(tiny, f"layers.{i}.attn.k.weight", rank=3, scale=1.0)
+    write_adapter(tmp_path, adapter, tiny.hf_map, tiny.layers)
+    assert written_config(tmp_path)["rank_pattern"] == {"k_proj": 3}
+    assert written_config(tmp_path)["alpha_pattern"] == {"k_proj": 3}
+    assert_same(adapter, read_adapter(tmp_path, tiny.hf_map))
+
+
 def test_rslora_scales_by_the_root_of_the_rank(tiny, adapter, tmp_path):
     scaled = Adapter({name: LoraPair(p.a, p.b, 16 / math.sqrt(4)) for name, p in adapter.pairs.items()}, use_rslora=True)
     write_adapter(tmp_path, scaled, tiny.hf_map, tiny.layers)
