@@ -40,34 +40,36 @@ struct Bf16Panels {
     }
   }
 
+  // The first `count` (of at most 32) elements of a row; none where the row is past the end of K.
+  static __m512i load_row(const bf16 *row, int64_t count, bool exists) {
+    const __mmask32 mask = !exists ? 0u : count >= 32 ? 0xffffffffu : (1u << count) - 1u;
+    return _mm512_maskz_loadu_epi16(mask, row);
+  }
   // Interleaves two rows of 32: pairs of columns 0-15 and of columns 16-31.
-  static void interleave(const bf16 *even, const bf16 *odd, __m512i *low, __m512i *high) {
-    const __m512i a = _mm512_loadu_si512(even), b = _mm512_loadu_si512(odd);
-    const __m512i swap = _mm512_setr_epi64(0, 1, 4, 5, 2, 3, 6, 7);  // undone below: unpacking works inside 128 bits
-    const __m512i lo = _mm512_unpacklo_epi16(a, b), hi = _mm512_unpackhi_epi16(a, b);
-    // lo holds columns 0-3, 8-11, 16-19, 24-27 and hi the others, four to a lane.
-    const __m512i first = _mm512_shuffle_i64x2(lo, hi, 0x44), second = _mm512_shuffle_i64x2(lo, hi, 0xee);
-    *low = _mm512_permutexvar_epi64(swap, first);
-    *high = _mm512_permutexvar_epi64(swap, second);
+  static void interleave(__m512i even, __m512i odd, __m512i *low, __m512i *high) {
+    // Unpacking works inside 128 bits: lo holds columns 0-3, 8-11, 16-19, 24-27 and hi the others, four to a lane.
+    const __m512i lo = _mm512_unpacklo_epi16(even, odd), hi = _mm512_unpackhi_epi16(even, odd);
+    const __m512i in_order = _mm512_setr_epi64(0, 1, 4, 5, 2, 3, 6, 7);
+    *low = _mm512_permutexvar_epi64(in_order, _mm512_shuffle_i64x2(lo, hi, 0x44));
+    *high = _mm512_permutexvar_epi64(in_order, _mm512_shuffle_i64x2(lo, hi, 0xee));
   }
 
   static void pack_by_rows(const MatrixB &b, int64_t k0, int64_t kc, int64_t column, int64_t columns, uint32_t *packed,
                            float *scratch) {
-    const int64_t pairs = padded_contraction(kc), width = round_up(columns, kStrip);
-    const int64_t span = round_up(columns, block_elements(b.dtype));
-    bf16 *rows = reinterpret_cast<bf16 *>(scratch);
-    const int64_t stride = std::max(span, width);
-    std::fill(rows, rows + 2 * stride, bf16{0});
+    const int64_t pairs = padded_contraction(kc), span = round_up(columns, block_elements(b.dtype));
     for (int64_t pair = 0; pair < pairs; ++pair) {
-      for (int64_t side = 0; side < 2; ++side) {
+      const bf16 *rows[2];
+      for (int side = 0; side < 2; ++side) {
         const int64_t k = 2 * pair + side;
-        if (k < kc) decode_row(b.dtype, b.at(k0 + k, column), span, rows + side * stride);
-        else std::fill(rows + side * stride, rows + (side + 1) * stride, bf16{0});
-        std::fill(rows + side * stride + columns, rows + side * stride + width, bf16{0});
+        rows[side] = reinterpret_cast<const bf16 *>(scratch) + side * span;
+        if (k >= kc) continue;
+        if (b.dtype == SG_BF16) rows[side] = reinterpret_cast<const bf16 *>(b.at(k0 + k, column));
+        else decode_row(b.dtype, b.at(k0 + k, column), span, reinterpret_cast<bf16 *>(scratch) + side * span);
       }
-      for (int64_t c = 0; c < width; c += kStrip) {
+      for (int64_t c = 0; c < columns; c += kStrip) {
         __m512i low, high;
-        interleave(rows + c, rows + stride + c, &low, &high);
+        interleave(load_row(rows[0] + c, columns - c, 2 * pair < kc), load_row(rows[1] + c, columns - c, 2 * pair + 1 < kc),
+                   &low, &high);
         uint32_t *target = packed + c * pairs + pair / 16 * 2 * kSquare + pair % 16 * 16;
         _mm512_storeu_si512(target, low);
         _mm512_storeu_si512(target + kSquare, high);
@@ -102,17 +104,10 @@ struct Bf16Panels {
     float *squares = scratch + kGroup * pairs;
     for (int64_t s = 0; s < steps(kc); ++s) {
       for (int i = 0; i < 16; ++i) {
-        bf16 edge[2][32] = {};
-        const bf16 *line[2];
-        for (int side = 0; side < 2; ++side) {
-          const int64_t k = s * 32 + 2 * i + side;
-          line[side] = source + k * stride;
-          if (k < kc && rows == kGroup) continue;
-          if (k < kc) std::memcpy(edge[side], line[side], static_cast<size_t>(rows) * 2);
-          line[side] = edge[side];
-        }
+        const int64_t k = s * 32 + 2 * i;
+        const bf16 *line = source + k * stride;
         __m512i low, high;
-        interleave(line[0], line[1], &low, &high);
+        interleave(load_row(line, rows, k < kc), load_row(line + stride, rows, k + 1 < kc), &low, &high);
         _mm512_storeu_si512(squares + i * 16, low);
         _mm512_storeu_si512(squares + kSquare + i * 16, high);
       }

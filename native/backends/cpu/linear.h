@@ -58,10 +58,35 @@ inline Gemm<Micro> make_gemm(const LinearProblem &p) {
   return Gemm<Micro>::product(p.m, p.n, p.k, wants_wide_panels(p));
 }
 
+// A weight gradient that is narrow, as LoRA's are, is computed as its transpose: then the wide operand is read in order.
+inline bool is_transposed(const LinearProblem &p) { return p.n <= 64 && p.n < p.m; }
+
+inline LinearProblem transposed(const LinearProblem &p) {
+  LinearProblem t = p;
+  t.m = p.n, t.n = p.m;
+  t.a = {p.b.data, p.b.dtype, p.n, true};
+  t.b = {p.a.data, p.a.dtype, row_bytes(p.a.dtype, p.m), true};
+  return t;
+}
+
+// Adds sums of the transpose to a gradient of `stride` columns.
+struct AddTransposed {
+  float alpha;
+  float *out;
+  int64_t stride;
+  void operator()(int64_t row, int rows, int64_t column, int n, const float *sums, int64_t sums_stride) const {
+    for (int i = 0; i < n; ++i) {
+      float *y = out + (column + i) * stride + row;
+      for (int r = 0; r < rows; ++r) y[r] += alpha * sums[r * sums_stride + i];
+    }
+  }
+};
+
 template <LinearOp op, class Micro>
 size_t gemm_workspace(const sg_call *call) {
   LinearProblem p;
   if (!read_linear<op>(call, &p)) return 0;
+  if (op == LinearOp::weight_grad && is_transposed(p)) p = transposed(p);
   return static_cast<size_t>(make_gemm<op, Micro>(p).worker_bytes()) * static_cast<size_t>(num_workers(call));
 }
 
@@ -69,8 +94,16 @@ template <LinearOp op, class Micro>
 int32_t gemm_run(const sg_call *call) {
   LinearProblem p;
   if (!read_linear<op>(call, &p)) return fail(call, "%s: operands changed since the kernel was chosen", call->op);
+  char *workspace = static_cast<char *>(call->workspace);
+  if (op == LinearOp::weight_grad && is_transposed(p)) {
+    const LinearProblem t = transposed(p);
+    const Gemm<Micro> gemm = make_gemm<op, Micro>(t);
+    const AddTransposed finish{p.finish.alpha, static_cast<float *>(p.finish.out), p.n};
+    gemm.run(call, workspace, gemm.worker_bytes(), t.a, t.b, finish);
+    return SG_OK;
+  }
   const Gemm<Micro> gemm = make_gemm<op, Micro>(p);
-  gemm.run(call, static_cast<char *>(call->workspace), gemm.worker_bytes(), p.a, p.b, p.finish);
+  gemm.run(call, workspace, gemm.worker_bytes(), p.a, p.b, p.finish);
   return SG_OK;
 }
 
