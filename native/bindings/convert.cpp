@@ -24,7 +24,8 @@ sg_tensor tensor_over(const Buffer &buffer, int32_t dtype, const std::vector<int
     const sg_dtype_info &info = *dtype_info(dtype);
     bool same = view.ndim == tensor.rank && info.block_elems == 1 && view.itemsize == info.block_bytes;
     for (int32_t axis = 0; same && axis < tensor.rank; ++axis) {
-      same = view.shape[axis] == tensor.shape[axis] && view.strides[axis] >= 0 && view.strides[axis] % view.itemsize == 0;
+      same = view.shape[axis] == tensor.shape[axis] && view.strides[axis] >= 0 &&
+             view.strides[axis] % view.itemsize == 0;
       if (same) tensor.strides[axis] = view.strides[axis] / view.itemsize;
     }
     if (!same) throw Error(operand_text(name, tensor) + ": its buffer is not dense and has another shape or type");

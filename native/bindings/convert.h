@@ -45,7 +45,8 @@ struct Attributes {
 };
 Attributes read_attributes(nb::dict items);
 
-// Raises the engine's errors as `type`, called with (message, hint); attributes op, instruction and operands are set on it.
+// Raises the engine's errors as `type`, called with (message, hint); attributes op, instruction and operands are set
+// on it.
 void set_error_type(nb::object type);
 void register_error_translator();
 

@@ -26,14 +26,16 @@ void run_op_on(const std::string &op, nb::sequence inputs, nb::sequence outputs,
 void register_library(nb::handle capsule, const std::string &origin) {
   PyObject *object = capsule.ptr();
   if (PyCapsule_IsValid(object, kTableCapsule)) {
-    Registry::global().add(*static_cast<const sg_kernel_library *>(PyCapsule_GetPointer(object, kTableCapsule)), origin);
+    const void *table = PyCapsule_GetPointer(object, kTableCapsule);
+    Registry::global().add(*static_cast<const sg_kernel_library *>(table), origin);
   } else if (PyCapsule_IsValid(object, kFunctionCapsule)) {
     void *function = PyCapsule_GetPointer(object, kFunctionCapsule);
     Registry::global().add(reinterpret_cast<sg_kernel_library_fn>(function), origin);
   } else {
     throw Error("kernel library of '" + origin + "': not a capsule that the engine knows",
-                std::string("hand over a capsule named ") + kTableCapsule + " (holding a const sg_kernel_library *) or " +
-                    kFunctionCapsule + " (holding an sg_kernel_library_fn)");
+                std::string("hand over a capsule named ") + kTableCapsule +
+                    " (holding a const sg_kernel_library *) or " + kFunctionCapsule +
+                    " (holding an sg_kernel_library_fn)");
   }
   // What the table points at must stay for the life of the process, and so must the module that holds it.
   capsule.inc_ref();

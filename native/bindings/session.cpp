@@ -22,7 +22,8 @@ struct BoundSession {
       : session(std::move(program), backend, threads, mode) {}
 };
 
-std::unique_ptr<BoundSession> open_session(nb::handle bytes, const std::string &backend, int32_t threads, bool plan_only) {
+std::unique_ptr<BoundSession> open_session(nb::handle bytes, const std::string &backend, int32_t threads,
+                                           bool plan_only) {
   const Buffer buffer(bytes, false, "program");
   if (!buffer.is_dense()) throw Error("the program's buffer is not dense");
   const Py_buffer &view = buffer.view();
@@ -80,10 +81,9 @@ nb::object tensor(nb::object self, const std::string &name) {
     read_only = buffer.view().readonly != 0;
   }
   const size_t rank = static_cast<size_t>(layout.rank);
-  if (read_only) {
-    return nb::cast(nb::ndarray<nb::numpy, nb::ro>(layout.data, rank, shape, owner, strides, numpy_dtype(layout.dtype)));
-  }
-  return nb::cast(nb::ndarray<nb::numpy>(layout.data, rank, shape, owner, strides, numpy_dtype(layout.dtype)));
+  const nb::dlpack::dtype dtype = numpy_dtype(layout.dtype);
+  if (read_only) return nb::cast(nb::ndarray<nb::numpy, nb::ro>(layout.data, rank, shape, owner, strides, dtype));
+  return nb::cast(nb::ndarray<nb::numpy>(layout.data, rank, shape, owner, strides, dtype));
 }
 
 void run(BoundSession &self, const std::string &entry) {
@@ -175,7 +175,8 @@ void bind_session(nb::module_ &m) {
       .def("memory", &memory)
       .def("entries", &entries)
       .def("threads", [](BoundSession &self) { return self.session.threads(); });
-  m.def("open_session", &open_session, nb::arg("program"), nb::arg("backend"), nb::arg("threads"), nb::arg("plan_only"));
+  m.def("open_session", &open_session, nb::arg("program"), nb::arg("backend"), nb::arg("threads"),
+        nb::arg("plan_only"));
   m.def("tensor", &tensor, nb::arg("session"), nb::arg("name"));
 }
 

@@ -39,7 +39,8 @@ std::vector<std::string> describe_operands(const sg_call &call) {
 void throw_kernel_error(const Kernel &kernel, const sg_call &call, const char *phase) {
   call.error[call.error_size - 1] = '\0';
   const std::string reason = call.error[0] != '\0' ? call.error : "the kernel gave no reason";
-  Error error("op '" + std::string(call.op) + "', kernel '" + kernel.table.name + "' failed to " + phase + ": " + reason);
+  Error error("op '" + std::string(call.op) + "', kernel '" + kernel.table.name + "' failed to " + phase + ": " +
+              reason);
   error.op = call.op;
   error.operands = describe_operands(call);
   throw error;

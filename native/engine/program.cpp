@@ -57,7 +57,8 @@ struct FileEntry {
   uint32_t name, first_instruction, num_instructions, reserved;
 };
 static_assert(sizeof(FileHeader) == 184 && sizeof(FileArena) == 24 && sizeof(FileStorage) == 32);
-static_assert(sizeof(FileTensor) == 120 && sizeof(FileInstruction) == 40 && sizeof(FileAttr) == 32 && sizeof(FileEntry) == 16);
+static_assert(sizeof(FileTensor) == 120 && sizeof(FileInstruction) == 40);
+static_assert(sizeof(FileAttr) == 32 && sizeof(FileEntry) == 16);
 
 // Well-formed enough to be decoded by anybody: no stray or missing continuation bytes, nothing overlong, no surrogates.
 bool is_utf8(const std::vector<char> &text) {
@@ -106,7 +107,9 @@ class ProgramReader {
   void read_header() {
     if (bytes_.size() < sizeof(header_)) damaged("it is shorter than its header");
     std::memcpy(&header_, bytes_.data(), sizeof(header_));
-    if (std::memcmp(header_.magic, kMagic, sizeof(kMagic)) != 0) throw Error("not a program: it doesn't begin with SGPROGRM");
+    if (std::memcmp(header_.magic, kMagic, sizeof(kMagic)) != 0) {
+      throw Error("not a program: it doesn't begin with SGPROGRM");
+    }
     if (header_.format_version != kProgramFormatVersion) {
       throw Error("the program has format version " + std::to_string(header_.format_version) + ", this engine reads " +
                       std::to_string(kProgramFormatVersion),
@@ -138,7 +141,9 @@ class ProgramReader {
   void read_strings() {
     program_.strings_ = table<char>(header_.strings, "strings");
     const std::vector<char> &blob = program_.strings_;
-    if (blob.empty() || blob.front() != '\0' || blob.back() != '\0') damaged("the strings don't begin and end with NUL");
+    if (blob.empty() || blob.front() != '\0' || blob.back() != '\0') {
+      damaged("the strings don't begin and end with NUL");
+    }
     if (!is_utf8(blob)) damaged("the strings aren't UTF-8");
   }
 
@@ -261,7 +266,8 @@ class ProgramReader {
     for (const FileEntry &record : table<FileEntry>(header_.entries, "entries")) {
       const std::string where = number("entry", program_.entries_.size());
       slice(program_.instructions_, record.first_instruction, record.num_instructions, "the instructions of " + where);
-      program_.entries_.push_back({unique(record.name, where, seen), record.first_instruction, record.num_instructions});
+      const char *name = unique(record.name, where, seen);
+      program_.entries_.push_back({name, record.first_instruction, record.num_instructions});
     }
   }
 

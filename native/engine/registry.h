@@ -43,8 +43,8 @@ class SUROGATE_API Registry {
  public:
   static Registry &global();
 
-  // Takes over every kernel of a library, or none. Throws Error for another major ABI version, an incomplete kernel or a
-  // name that (op, backend) has already; the reason is kept and listed. The same table again changes nothing.
+  // Takes over every kernel of a library, or none. Throws Error for another major ABI version, an incomplete kernel
+  // or a name that (op, backend) has already; the reason is kept and listed. The same table again changes nothing.
   void add(const sg_kernel_library &library, const std::string &origin);
   // As above, calling `fill` for the table.
   void add(sg_kernel_library_fn fill, const std::string &origin);

@@ -35,8 +35,8 @@ class SUROGATE_API Session {
   const sg_tensor &tensor(const std::string &name) const;
   const Tensor &tensor_record(const std::string &name) const;
 
-  // Runs an entry; seconds[i], if asked for, receives the time of its i-th instruction. One run at a time: a second thread
-  // waits for the first. Throws Error.
+  // Runs an entry; seconds[i], if asked for, receives the time of its i-th instruction. One run at a time: a second
+  // thread waits for the first. Throws Error.
   void run(const std::string &entry, std::vector<double> *seconds = nullptr);
 
   const Program &program() const { return *program_; }

@@ -10,8 +10,9 @@
 
 namespace surogate {
 
-// Bytes from the first to past the last element, counted from `data`; strides are in elements and not negative. Throws
-// Error for an unknown dtype, a rank or size out of range, a block type whose last axis is not dense or not whole blocks.
+// Bytes from the first to past the last element, counted from `data`; strides are in elements and not negative.
+// Throws Error for an unknown dtype, a rank or size out of range, a block type whose last axis is not dense or not
+// whole blocks.
 SUROGATE_API int64_t extent_bytes(const sg_tensor &tensor);
 
 // A dense row-major tensor; throws as extent_bytes does.

@@ -105,7 +105,8 @@ uint32_t ThreadPool::claim_and_run(int32_t worker) {
     const int64_t first_task = first_task_.load(std::memory_order_relaxed);
     const uint32_t num_tasks = num_tasks_.load(std::memory_order_relaxed);
     const uint32_t left = static_cast<uint32_t>(ticket);
-    if (!ticket_.value.compare_exchange_weak(ticket, ticket - 1, std::memory_order_acq_rel, std::memory_order_acquire)) {
+    if (!ticket_.value.compare_exchange_weak(ticket, ticket - 1, std::memory_order_acq_rel,
+                                             std::memory_order_acquire)) {
       continue;
     }
     body(context, first_task + (num_tasks - left), worker);

@@ -1,10 +1,10 @@
 // The host's threads. One caller at a time hands out numbered tasks; it and the workers claim them one after another.
 //
 // Two things decide the design, both about a machine that other processes use as well:
-//   - a thread that waits spins for a few microseconds, enough for the next operator of a decoding step to arrive, and then
-//     sleeps in the kernel, so that it never keeps a core from whoever could use it;
-//   - the caller waits only for tasks that somebody has begun: a worker that the scheduler keeps away costs its share of the
-//     speed and nothing more.
+//   - a thread that waits spins for a few microseconds, enough for the next operator of a decoding step to arrive,
+//     and then sleeps in the kernel, so that it never keeps a core from whoever could use it;
+//   - the caller waits only for tasks that somebody has begun: a worker that the scheduler keeps away costs its share
+//     of the speed and nothing more.
 #pragma once
 
 #include <atomic>
@@ -28,8 +28,8 @@ class SUROGATE_API ThreadPool {
 
   int32_t num_workers() const { return num_workers_; }
 
-  // Runs body(context, task, worker) for every task in [0, num_tasks); the caller is worker 0. From inside a task it runs
-  // everything on the spot. Not to be called by two threads at once.
+  // Runs body(context, task, worker) for every task in [0, num_tasks); the caller is worker 0. From inside a task it
+  // runs everything on the spot. Not to be called by two threads at once.
   void parallel_for(int64_t num_tasks, sg_task_fn body, void *context);
 
  private:

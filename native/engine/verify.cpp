@@ -125,7 +125,8 @@ class Liveness {
     if (other != index) {
       throw Error("storages " + quoted(program_.storages()[other].name) + " and " + quoted(storage.name) +
                   " overlap in arena " + quoted(program_.arenas()[static_cast<size_t>(storage.arena)].name) +
-                  " and are both live at instruction " + std::to_string(instruction) + " of entry " + quoted(entry.name));
+                  " and are both live at instruction " + std::to_string(instruction) + " of entry " +
+                  quoted(entry.name));
     }
     arena.emplace(storage.offset, index);
   }
@@ -212,8 +213,8 @@ void verify_overlap(const Program &program, size_t index, const sg_kernel &kerne
       const Tensor &input = program.tensors()[static_cast<size_t>(instruction.inputs[i])];
       const bool in_place = may_work_in_place && o == 0 && static_cast<int64_t>(i) == kernel.in_place_input;
       if (overlap(output, input) && !(in_place && coincide(output, input))) {
-        program.fail(index, "output " + quoted(output.name) + " overlaps input " + quoted(input.name) + ", and kernel " +
-                                quoted(kernel.name) + " doesn't work in place of it");
+        program.fail(index, "output " + quoted(output.name) + " overlaps input " + quoted(input.name) +
+                                ", and kernel " + quoted(kernel.name) + " doesn't work in place of it");
       }
     }
     for (size_t p = 0; p < o; ++p) {

@@ -1,7 +1,7 @@
 """The native engine's Python face: libraries of kernels, single ops, and sessions that run programs.
 
-Everything that the native side refuses is an :class:`EngineError`; besides its message and hint it carries ``op`` (str or
-None), ``instruction`` (index into the program, or None) and ``operands`` (a line each: name, dtype, shape).
+Everything that the native side refuses is an :class:`EngineError`; besides its message and hint it carries ``op`` (str
+or None), ``instruction`` (index into the program, or None) and ``operands`` (a line each: name, dtype, shape).
 """
 
 from __future__ import annotations

@@ -47,8 +47,8 @@ def register_library(capsule: object, origin: str) -> None:
 
     `capsule`: a PyCapsule named ``surogate.kernel_library_v1`` that holds a ``const sg_kernel_library *``, or one named
     ``surogate.kernel_library_fn_v1`` that holds an ``sg_kernel_library_fn``. `origin`: who brings it, for listings and
-    errors. The same table again changes nothing. Raises :class:`EngineError` for another ABI version, naming both numbers,
-    and for a kernel that is incomplete or whose name is taken.
+    errors. The same table again changes nothing. Raises :class:`EngineError` for another ABI version, naming both
+    numbers, and for a kernel that is incomplete or whose name is taken.
     """
     load().register_library(capsule, origin)
 
@@ -64,7 +64,7 @@ def kernels() -> list[dict[str, Any]]:
 
 
 def libraries() -> list[dict[str, Any]]:
-    """Every kernel library met so far: name, version, origin, abi, num_kernels, failure (why it wasn't loaded, or None)."""
+    """Every kernel library met so far: name, version, origin, abi, num_kernels, failure (why not loaded, or None)."""
     return load().libraries()
 
 

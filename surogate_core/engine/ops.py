@@ -50,10 +50,10 @@ def run_op(
 ) -> None:
     """Runs one op; the outputs are written where they are.
 
-    An operand is None (absent), a numpy array, or ``(array, dtype name, logical shape)``: bf16 as uint16, quantised rows
-    as the uint8 bytes of their blocks. An array that isn't dense is passed with its strides; not every kernel takes it.
-    `kernel`: the name of the kernel to run; None runs the one that scores highest. `threads` counts the calling one.
-    Raises :class:`EngineError`.
+    An operand is None (absent), a numpy array, or ``(array, dtype name, logical shape)``: bf16 as uint16, quantised
+    rows as the uint8 bytes of their blocks. An array that isn't dense is passed with its strides; not every
+    kernel takes it. `kernel`: the name of the kernel to run; None runs the one that scores highest. `threads` counts
+    the calling one. Raises :class:`EngineError`.
     """
     load().run_op(
         op,

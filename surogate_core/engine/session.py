@@ -31,14 +31,14 @@ class Session:
     def bind(self, storage: str, buffer: Any) -> None:
         """Gives an external storage its memory, which the session keeps alive until another takes its place.
 
-        `buffer`: any contiguous object with the buffer protocol, of exactly the storage's size; read-only ones (a memory
-        map of a weight file) do for storages that no instruction writes. Raises :class:`EngineError`.
+        `buffer`: any contiguous object with the buffer protocol, of exactly the storage's size; read-only ones (a
+        memory map of a weight file) do for storages that no instruction writes. Raises :class:`EngineError`.
         """
         self._session.bind(storage, buffer)
 
     def tensor(self, name: str) -> np.ndarray:
-        """A view of a tensor's memory, shared with the program: bf16 as uint16, quantised rows as the uint8 bytes of their
-        blocks. It keeps the memory alive. Inputs are written through it before a run, results read after one."""
+        """A view of a tensor's memory, shared with the program, which it keeps alive: bf16 as uint16, quantised rows as
+        the uint8 bytes of their blocks. Inputs are written through it before a run, results read after one."""
         return self._native.tensor(self._session, name)
 
     def run(self, entry: str) -> None:

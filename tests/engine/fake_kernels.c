@@ -90,27 +90,29 @@ static int32_t run_state(const sg_call *call) {
   return SG_OK;
 }
 
-#define KERNEL sizeof(sg_kernel)
-static const sg_kernel add_kernel = {KERNEL, "fake_add", "cpu", "plain", SG_TRAIT_DETERMINISTIC | SG_TRAIT_IN_PLACE, 0,
-                                     supports_f32, NULL, NULL, NULL, run_add};
-static const sg_kernel low_kernel = {KERNEL, "fake_add", "cpu", "low", 0, 0, supports_low, NULL, NULL, NULL, run_add};
-static const sg_kernel fail_kernel = {KERNEL, "fake_fail", "cpu", "plain", 0, 0, supports_any, NULL, NULL, NULL, run_fail};
-static const sg_kernel tasks_kernel = {KERNEL, "fake_tasks", "cpu", "plain", 0, 0, supports_any, NULL, NULL, NULL, run_tasks};
-static const sg_kernel scratch_kernel = {KERNEL, "fake_scratch", "cpu", "plain", 0, 0, supports_f32, scratch_bytes, NULL, NULL,
-                                         run_scratch};
-static const sg_kernel state_kernel = {KERNEL, "fake_state", "cpu", "plain", 0, 0, supports_any, NULL, prepare_state,
-                                       release_state, run_state};
-static const sg_kernel *const good[] = {&add_kernel, &low_kernel, &fail_kernel, &tasks_kernel, &scratch_kernel, &state_kernel};
+#define KERNEL(name, ...) static const sg_kernel name = {sizeof(sg_kernel), __VA_ARGS__}
+KERNEL(add_kernel, "fake_add", "cpu", "plain", SG_TRAIT_DETERMINISTIC | SG_TRAIT_IN_PLACE, 0, supports_f32, NULL, NULL,
+       NULL, run_add);
+KERNEL(low_kernel, "fake_add", "cpu", "low", 0, 0, supports_low, NULL, NULL, NULL, run_add);
+KERNEL(fail_kernel, "fake_fail", "cpu", "plain", 0, 0, supports_any, NULL, NULL, NULL, run_fail);
+KERNEL(tasks_kernel, "fake_tasks", "cpu", "plain", 0, 0, supports_any, NULL, NULL, NULL, run_tasks);
+KERNEL(scratch_kernel, "fake_scratch", "cpu", "plain", 0, 0, supports_f32, scratch_bytes, NULL, NULL,
+       run_scratch);
+KERNEL(state_kernel, "fake_state", "cpu", "plain", 0, 0, supports_any, NULL, prepare_state,
+       release_state, run_state);
+static const sg_kernel *const good[] = {&add_kernel,   &low_kernel,     &fail_kernel,
+                                        &tasks_kernel, &scratch_kernel, &state_kernel};
 
 /* Tables that the engine must refuse, and one that is newer than it. */
-static const sg_kernel no_run = {KERNEL, "fake_no_run", "cpu", "plain", 0, 0, supports_any, NULL, NULL, NULL, NULL};
+KERNEL(no_run, "fake_no_run", "cpu", "plain", 0, 0, supports_any, NULL, NULL, NULL, NULL);
 static const sg_kernel *const incomplete[] = {&no_run};
-static const sg_kernel same_name = {KERNEL, "fake_add", "cpu", "plain", 0, 0, supports_any, NULL, NULL, NULL, run_add};
-static const sg_kernel fresh_name = {KERNEL, "fake_never", "cpu", "plain", 0, 0, supports_any, NULL, NULL, NULL, run_add};
+KERNEL(same_name, "fake_add", "cpu", "plain", 0, 0, supports_any, NULL, NULL, NULL, run_add);
+KERNEL(fresh_name, "fake_never", "cpu", "plain", 0, 0, supports_any, NULL, NULL, NULL, run_add);
 static const sg_kernel *const duplicate[] = {&fresh_name, &same_name};
 struct newer_kernel { sg_kernel known; void *appended; };
-static const struct newer_kernel newer = {{sizeof(struct newer_kernel), "fake_newer", "cpu", "plain", 0, 0, supports_any, NULL,
-                                           NULL, NULL, run_add}, (void *)1};
+static const struct newer_kernel newer = {
+    {sizeof(struct newer_kernel), "fake_newer", "cpu", "plain", 0, 0, supports_any, NULL, NULL, NULL, run_add},
+    (void *)1};
 static const sg_kernel *const newers[] = {&newer.known};
 
 #define TABLE(major, minor, name, kernels) \
