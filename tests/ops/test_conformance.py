@@ -10,8 +10,10 @@ import pytest
 from surogate_core import engine, ops
 from surogate_core.ops import conformance
 from surogate_core.ops.record import Op, Operand, Sample, TensorType, Tolerance
+from surogate_core.plugins import get_manager
 
 OPS = ops.registered()
+get_manager().load_kernels()
 KERNELS = [k for k in engine.kernels() if k["backend"] == "cpu" and k["op"] in OPS]
 
 

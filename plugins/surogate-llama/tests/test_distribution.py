@@ -1,4 +1,4 @@
-"""The plugin registers its families, and each finds the architectures it says it reads."""
+"""The plugin is found by its entry point and registers its families."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from surogate_core.plugins import PluginManager
 def test_the_plugin_is_found_and_registers():
     manager = PluginManager()
     report = manager.require("surogate-llama")
-    assert report.provides["surogate_families"] == ["llama"]
+    assert report.provides["surogate_families"] == ["llama", "mistral"]
     assert manager.families.source("llama") == f"surogate-llama {report.version}"
