@@ -6,7 +6,12 @@
 namespace sg::cpu::SG_ISA {
 namespace {
 
-int32_t score() { return cpu_features().avx512_bf16 ? 30 : 0; }
+// Measured: Intel's cores (Sapphire and Emerald Rapids) issue these dot products at half the rate of fp32 multiply-adds,
+// which are then as fast and more exact (score 20); AMD's cores issue both at one rate.
+int32_t score() {
+  if (!cpu_features().avx512_bf16) return 0;
+  return __builtin_cpu_is("amd") ? 30 : 15;
+}
 
 int32_t supports_forward(const sg_call *call) {
   return forward_supported(call) && input(call, 0)->dtype == SG_BF16 ? score() : 0;

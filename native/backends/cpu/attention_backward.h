@@ -48,6 +48,7 @@ struct BackwardScratch {
   float *dq;                            // [columns/W][D][W]
   float *minus_lse, *delta;             // [columns]: -lse in base 2; sum of do * o
   float *sums;                          // [single_rows][D + Dv]
+  int summed_keys = 0;                  // rows of the chunk's sums that hold something; the rest is still undefined
 
   BackwardScratch(Bump &bump, const BackwardPlan &plan) : columns(bump, plan.dims) {
     const int64_t columns_max = plan.dims.padded_columns;
@@ -202,9 +203,7 @@ class Backward {
     const bool single = chunk.partial_row < 0;
     const int64_t ld = single ? plan_.row_floats : plan_.row_floats * dims_.kv_heads;
     float *sums = single ? s.sums : partial + chunk.partial_row * ld + kv_head * plan_.row_floats;
-    for (int64_t r = 0; r < round_up(chunk.num_keys, kPad); ++r) {
-      std::fill(sums + r * ld, sums + r * ld + plan_.row_floats, 0.0f);
-    }
+    s.summed_keys = 0;
     for (int32_t begin = chunk.begin; begin < chunk.end; begin += dims_.query_block) {
       run_block(s, chunk, begin, std::min(begin + dims_.query_block, chunk.end), kv_head, sums, static_cast<int>(ld));
     }
@@ -223,7 +222,7 @@ class Backward {
   static void store_row(T *out, const float *x, int n, float factor) {
     const vf f = vset(factor);
     int i = 0;
-    for (; i + kLanes <= n; i += kLanes) vstore(out + i, vmul(vload(x + i), f));
+    for (; i + kLanes <= n; i += kLanes) store_rounded(out + i, vmul(vload(x + i), f));
     if (i < n) vstore_n(out + i, vmul(vload(x + i), f), n - i);
   }
 
@@ -243,7 +242,7 @@ class Backward {
       column_rows(rows, v_, chunk.doc_begin + key, keys, dims_.kv_heads, kv_head, 1, dims_.value_dim);
       pack_a(s.v, rows, keys, padded, dims_.value_dim, dims_.padded_value_dim);
       for (int strip = 0; strip < s.columns.padded; strip += kWidth) run_strip(s, strip, key, padded);
-      add_key_sums(s, padded, sums + static_cast<int64_t>(key - chunk.first_key) * ld, ld);
+      add_key_sums(s, key - chunk.first_key, padded, sums, static_cast<int>(ld));
     }
     store_dq(s, begin, kv_head);
   }
@@ -291,14 +290,22 @@ class Backward {
                dims_.padded_head_dim, range.size(), true);
   }
 
-  // dk += dlogits * q, dv += weights * do for the keys of a block.
-  void add_key_sums(BackwardScratch<A> &s, int padded_keys, float *sums, int ld) {
+  // dk += dlogits * q, dv += weights * do for the keys of a block. Rows that no earlier query saw are set.
+  void add_key_sums(BackwardScratch<A> &s, int first_row, int rows, float *sums, int ld) {
+    const int known = std::clamp(s.summed_keys - first_row, 0, rows);
+    float *at = sums + static_cast<int64_t>(first_row) * ld;
+    if (known > 0) add_rows(s, 0, known, at, ld, true);
+    if (known < rows) add_rows(s, known, rows - known, at + static_cast<int64_t>(known) * ld, ld, false);
+    s.summed_keys = std::max(s.summed_keys, first_row + rows);
+  }
+  void add_rows(BackwardScratch<A> &s, int row, int rows, float *sums, int ld, bool accumulate) {
     const int depth = s.columns.padded;
     for (int d = 0; d < dims_.padded_head_dim; d += kWidth) {
-      A::product(sums + d, ld, s.dlogits, depth, s.q_rows + d * depth, padded_keys, depth, true);
+      A::product(sums + d, ld, s.dlogits + row * depth, depth, s.q_rows + d * depth, rows, depth, accumulate);
     }
     for (int d = 0; d < dims_.padded_value_dim; d += kWidth) {
-      A::product(sums + dims_.padded_head_dim + d, ld, s.weights, depth, s.dout_rows + d * depth, padded_keys, depth, true);
+      A::product(sums + dims_.padded_head_dim + d, ld, s.weights + row * depth, depth, s.dout_rows + d * depth, rows, depth,
+                 accumulate);
     }
   }
 

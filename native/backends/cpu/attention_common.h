@@ -93,11 +93,13 @@ struct Columns {
   void set(const AttentionDims &dims, int begin, int end, int length) {
     count = (end - begin) * dims.group;
     padded = static_cast<int>(round_up(count, kPad));
-    for (int c = 0; c < padded; ++c) {
-      int position = std::min(begin + c / dims.group, end - 1);
-      low[c] = static_cast<float>(dims.window > 0 ? std::max(0, position - dims.window + 1) : 0);
-      high[c] = static_cast<float>(dims.causal ? position : length - 1);
+    int c = 0;
+    for (int position = begin; position < end; ++position) {
+      const float first = static_cast<float>(dims.window > 0 ? std::max(0, position - dims.window + 1) : 0);
+      const float last = static_cast<float>(dims.causal ? position : length - 1);
+      for (int g = 0; g < dims.group; ++g, ++c) low[c] = first, high[c] = last;
     }
+    for (; c < padded; ++c) low[c] = low[count - 1], high[c] = high[count - 1];
   }
 };
 
@@ -131,18 +133,21 @@ inline void column_rows(const T **rows, const T *x, int64_t token0, int count, i
 
 // Writes strip columns [0, count) of transposed[dim][kWidth], times factor[column], as rows.
 template <class T>
-inline void store_transposed(T *const *rows, int count, const float *transposed, const float *factor, int dim) {
+[[gnu::noinline]] inline void store_transposed(T *const *rows, int count, const float *transposed, const float *factor, int dim) {
   vf tile[kLanes];
   for (int c = 0; c < count; c += kLanes) {
     const vf f = vload(factor + c);
     for (int d = 0; d < dim; d += kLanes) {
+#pragma GCC unroll 16
       for (int i = 0; i < kLanes; ++i) tile[i] = vmul(vload(transposed + (d + i) * kWidth + c), f);
       transpose_tile(tile);
-      for (int i = 0; i < kLanes && c + i < count; ++i) {
-        if (d + kLanes <= dim) {
-          vstore(rows[c + i] + d, tile[i]);
-        } else {
-          vstore_n(rows[c + i] + d, tile[i], dim - d);
+      if (c + kLanes <= count && d + kLanes <= dim) {
+#pragma GCC unroll 16
+        for (int i = 0; i < kLanes; ++i) store_rounded(rows[c + i] + d, tile[i]);
+      } else {
+#pragma GCC unroll 16
+        for (int i = 0; i < kLanes; ++i) {
+          if (c + i < count) vstore_n(rows[c + i] + d, tile[i], std::min(kLanes, dim - d));
         }
       }
     }

@@ -24,12 +24,18 @@ inline vf load_clipped(const T *row, int d, int dim) {
 // tile[i] = columns d .. d+kLanes of row i; zero past `count` rows and past `dim` columns.
 template <class T>
 inline void load_tile(vf *tile, const T *const *rows, int count, int d, int dim) {
-  for (int i = 0; i < kLanes; ++i) tile[i] = i < count ? load_clipped(rows[i], d, dim) : vzero();
+  if (count >= kLanes && d + kLanes <= dim) {
+#pragma GCC unroll 16
+    for (int i = 0; i < kLanes; ++i) tile[i] = vload(rows[i] + d);
+  } else {
+#pragma GCC unroll 16
+    for (int i = 0; i < kLanes; ++i) tile[i] = i < count ? load_clipped(rows[i], d, dim) : vzero();
+  }
 }
 
 // A operand whose depth is the columns of the rows: dst[padded_rows][padded_dim].
 template <class T>
-void pack_a(float *dst, const T *const *rows, int count, int padded_rows, int dim, int padded_dim) {
+[[gnu::noinline]] void pack_a(float *dst, const T *const *rows, int count, int padded_rows, int dim, int padded_dim) {
   for (int r = 0; r < padded_rows; ++r, dst += padded_dim) {
     for (int d = 0; d < padded_dim; d += kLanes) vstore(dst + d, r < count ? load_clipped(rows[r], d, dim) : vzero());
   }
@@ -37,12 +43,13 @@ void pack_a(float *dst, const T *const *rows, int count, int padded_rows, int di
 
 // A operand whose depth is the rows: dst[padded_dim][ld].
 template <class T>
-void pack_a_transposed(float *dst, int ld, const T *const *rows, int count, int padded_rows, int dim, int padded_dim) {
+[[gnu::noinline]] void pack_a_transposed(float *dst, int ld, const T *const *rows, int count, int padded_rows, int dim, int padded_dim) {
   vf tile[kLanes];
   for (int r = 0; r < padded_rows; r += kLanes) {
     for (int d = 0; d < padded_dim; d += kLanes) {
       load_tile(tile, rows + r, count - r, d, dim);
       transpose_tile(tile);
+#pragma GCC unroll 16
       for (int i = 0; i < kLanes; ++i) vstore(dst + (d + i) * ld + r, tile[i]);
     }
   }
@@ -50,7 +57,7 @@ void pack_a_transposed(float *dst, int ld, const T *const *rows, int count, int 
 
 // B operand whose depth is the columns of the rows and whose columns are the rows: panels of kWidth rows.
 template <class T>
-void pack_b_transposed(float *dst, const T *const *rows, int count, int padded_rows, int dim, int padded_dim) {
+[[gnu::noinline]] void pack_b_transposed(float *dst, const T *const *rows, int count, int padded_rows, int dim, int padded_dim) {
   for (int r = 0; r < padded_rows; r += kWidth, dst += padded_dim * kWidth) {
     const int width = std::min(kWidth, count - r);
     pack_a_transposed(dst, kWidth, rows + r, width, kWidth, dim, padded_dim);
@@ -59,7 +66,7 @@ void pack_b_transposed(float *dst, const T *const *rows, int count, int padded_r
 
 // B operand whose depth is the rows: panels of kWidth columns.
 template <class T>
-void pack_b(float *dst, const T *const *rows, int count, int padded_rows, int dim, int padded_dim) {
+[[gnu::noinline]] void pack_b(float *dst, const T *const *rows, int count, int padded_rows, int dim, int padded_dim) {
   for (int d = 0; d < padded_dim; d += kWidth) {
     for (int r = 0; r < padded_rows; ++r, dst += kWidth) {
       vstore(dst, r < count ? load_clipped(rows[r], d, dim) : vzero());
@@ -94,12 +101,18 @@ inline __m512i interleave_low() {  // words 0, 32, 1, 33, ... of two registers
 inline __m512i interleave_high() { return _mm512_add_epi16(interleave_low(), _mm512_set1_epi16(16)); }
 
 inline void load_pair_tile(vf *tile, const bf16 *const *rows, int count, int d, int dim) {
-  for (int i = 0; i < 16; ++i) {
-    tile[i] = i < count ? _mm512_castsi512_ps(load_clipped_words(rows[i], d, dim)) : vzero();
+  if (count >= 16 && d + 32 <= dim) {
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; ++i) tile[i] = _mm512_loadu_ps(rows[i] + d);
+  } else {
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; ++i) {
+      tile[i] = i < count ? _mm512_castsi512_ps(load_clipped_words(rows[i], d, dim)) : vzero();
+    }
   }
 }
 
-inline void pack_a(bf16 *dst, const bf16 *const *rows, int count, int padded_rows, int dim, int padded_dim) {
+[[gnu::noinline]] inline void pack_a(bf16 *dst, const bf16 *const *rows, int count, int padded_rows, int dim, int padded_dim) {
   for (int r = 0; r < padded_rows; ++r, dst += padded_dim) {
     for (int d = 0; d < padded_dim; d += 32) {
       _mm512_storeu_si512(dst + d, r < count ? load_clipped_words(rows[r], d, dim) : _mm512_setzero_si512());
@@ -107,7 +120,7 @@ inline void pack_a(bf16 *dst, const bf16 *const *rows, int count, int padded_row
   }
 }
 
-inline void pack_a_transposed(bf16 *dst, int ld, const bf16 *const *rows, int count, int padded_rows, int dim,
+[[gnu::noinline]] inline void pack_a_transposed(bf16 *dst, int ld, const bf16 *const *rows, int count, int padded_rows, int dim,
                               int padded_dim) {
   // Pairs of columns are transposed as 32-bit lanes; then two tiles (32 rows) are split into even and odd columns.
   const __m512i step = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
@@ -121,6 +134,7 @@ inline void pack_a_transposed(bf16 *dst, int ld, const bf16 *const *rows, int co
       load_pair_tile(second, rows + r + 16, count - r - 16, d, dim);
       transpose_tile(first);
       transpose_tile(second);
+#pragma GCC unroll 16
       for (int i = 0; i < 16; ++i) {
         __m512i a = _mm512_castps_si512(first[i]), b = _mm512_castps_si512(second[i]);
         _mm512_storeu_si512(dst + (d + 2 * i) * ld + r, _mm512_permutex2var_epi16(a, even, b));
@@ -130,20 +144,21 @@ inline void pack_a_transposed(bf16 *dst, int ld, const bf16 *const *rows, int co
   }
 }
 
-inline void pack_b_transposed(bf16 *dst, const bf16 *const *rows, int count, int padded_rows, int dim, int padded_dim) {
+[[gnu::noinline]] inline void pack_b_transposed(bf16 *dst, const bf16 *const *rows, int count, int padded_rows, int dim, int padded_dim) {
   vf tile[16];
   for (int r = 0; r < padded_rows; r += kWidth, dst += padded_dim * kWidth) {
     for (int half = 0; half < kWidth; half += 16) {
       for (int d = 0; d < padded_dim; d += 32) {
         load_pair_tile(tile, rows + r + half, count - r - half, d, dim);
         transpose_tile(tile);
+#pragma GCC unroll 16
         for (int i = 0; i < 16; ++i) _mm512_storeu_ps(dst + ((d / 2 + i) * kWidth + half) * 2, tile[i]);
       }
     }
   }
 }
 
-inline void pack_b(bf16 *dst, const bf16 *const *rows, int count, int padded_rows, int dim, int padded_dim) {
+[[gnu::noinline]] inline void pack_b(bf16 *dst, const bf16 *const *rows, int count, int padded_rows, int dim, int padded_dim) {
   const __m512i low = interleave_low(), high = interleave_high();
   for (int d = 0; d < padded_dim; d += 32) {
     for (int r = 0; r < padded_rows; r += 2, dst += 2 * kWidth) {

@@ -49,6 +49,16 @@ inline bool vall_one(vf x) {
 #endif
 }
 
+// vstore, by the processor's own conversion to bf16 where it has one (it reads denormals as zero).
+inline void store_rounded(float *p, vf v) { vstore(p, v); }
+inline void store_rounded(bf16 *p, vf v) {
+#if defined(__AVX512BF16__)
+  _mm256_storeu_si256(reinterpret_cast<__m256i *>(p), (__m256i)_mm512_cvtneps_pbh(v));
+#else
+  vstore(p, v);
+#endif
+}
+
 // tile[i] lane j <-> tile[j] lane i. The lanes may as well hold pairs of bf16.
 inline void transpose_tile(vf *tile) {
 #if defined(__AVX512F__)
