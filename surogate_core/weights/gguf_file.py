@@ -101,7 +101,9 @@ class GGUFFile:
             raise WeightError(f"{self.path} is not a GGUF file: it does not begin with the bytes 'GGUF'")
         self.version = cursor.number("I", "the version")
         if self.version not in (2, 3):
-            raise WeightError(f"{self.path}: GGUF version {self.version} cannot be read, only 2 and 3; convert the file again")
+            raise WeightError(
+                f"{self.path}: GGUF version {self.version} cannot be read, only 2 and 3; convert the file again"
+            )
         num_tensors = cursor.count("number of tensors", 24)
         num_entries = cursor.count("number of metadata entries", 13)
         for _ in range(num_entries):
@@ -166,7 +168,9 @@ class GGUFFile:
     def _check_alignment(self) -> int:
         alignment = self.metadata.get("general.alignment", DEFAULT_ALIGNMENT)
         if type(alignment) is not int or not 8 <= alignment <= 1 << 20 or alignment & (alignment - 1):
-            raise WeightError(f"{self.path}: general.alignment is {alignment!r}, not a power of two from 8 up; {_AGAIN}")
+            raise WeightError(
+                f"{self.path}: general.alignment is {alignment!r}, not a power of two from 8 up; {_AGAIN}"
+            )
         return alignment
 
     def _read_tensor(self, cursor: _Cursor) -> None:
@@ -235,7 +239,9 @@ def _scalar_code(key: str, value: Any) -> int:
         return 4 if value < 1 << 32 else 10
     if isinstance(value, float):
         return 6
-    raise WeightError(f"GGUF metadata {key!r}: a {type(value).__name__} cannot be stored; use numbers, strings, bools, lists")
+    raise WeightError(
+        f"GGUF metadata {key!r}: a {type(value).__name__} cannot be stored; use numbers, strings, bools, lists"
+    )
 
 
 def _value_bytes(key: str, value: Any) -> bytes:
@@ -289,7 +295,9 @@ def write_gguf_file(path: str | Path, metadata: Mapping[str, Any], tensors: Iter
     for tensor in tensors:
         code = FORMATS[tensor.dtype].gguf_code
         if code is None or len(tensor.shape) > MAX_DIMS or tensor.name in names:
-            reason = "is given twice" if tensor.name in names else f"is {tensor.dtype} of {len(tensor.shape)} dimensions"
+            reason = (
+                "is given twice" if tensor.name in names else f"is {tensor.dtype} of {len(tensor.shape)} dimensions"
+            )
             raise WeightError(f"{path}: tensor {tensor.name!r} {reason}, which a GGUF cannot hold")
         names.add(tensor.name)
         dims = tensor.shape[::-1]

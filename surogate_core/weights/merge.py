@@ -34,7 +34,9 @@ class Merge:
         self._base = {param: load(param) for param in params}
         for param, pair in adapter.pairs.items():
             if param not in self._base:
-                raise WeightError(f"the adapter has a pair for {param!r}, which the base model does not have; wrong base?")
+                raise WeightError(
+                    f"the adapter has a pair for {param!r}, which the base model does not have; wrong base?"
+                )
             expected = (pair.b.shape[0], pair.a.shape[1])
             if self._base[param].shape != expected:
                 raise WeightError(

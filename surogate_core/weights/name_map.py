@@ -90,7 +90,9 @@ class Rule:
 
 def _compiled(pattern: str) -> re.Pattern[str]:
     parts = _PLACEHOLDER.split(pattern)
-    return re.compile("".join(f"(?P<{part}>0|[1-9][0-9]*)" if i % 2 else re.escape(part) for i, part in enumerate(parts)))
+    return re.compile(
+        "".join(f"(?P<{part}>0|[1-9][0-9]*)" if i % 2 else re.escape(part) for i, part in enumerate(parts))
+    )
 
 
 class NameMap:
@@ -180,7 +182,9 @@ class NameMap:
             group = rule.param_names(bindings)
             lost = [name for name in group if name not in params]
             if lost:
-                raise WeightError(f"cannot write {rule.file_names(bindings)[0]!r}: it also holds {lost[0]!r}, which is not given")
+                raise WeightError(
+                    f"cannot write {rule.file_names(bindings)[0]!r}: it also holds {lost[0]!r}, which is not given"
+                )
             done.update(group)
             tensors.update(_exported(rule, rule.file_names(bindings), [params[name] for name in group]))
         return tensors

@@ -94,7 +94,9 @@ def read_adapter(folder: str | Path, hf_map: NameMap) -> Adapter:
     config = read_json(config_path)
     _check_config(config_path, config)
     if not weights_path.exists():
-        pickled = " (adapter_model.bin is pickled and is never loaded)" if (folder / "adapter_model.bin").exists() else ""
+        pickled = (
+            " (adapter_model.bin is pickled and is never loaded)" if (folder / "adapter_model.bin").exists() else ""
+        )
         raise WeightError(f"{folder} has no {WEIGHTS_NAME}{pickled}; save the adapter as safetensors")
     halves = _read_halves(SafetensorsFile(weights_path), weights_path)
     pairs = {}
@@ -145,7 +147,9 @@ def _check_config(path: Path, config: dict[str, Any]) -> None:
         if key in _IGNORED or value in _OFF:
             continue
         if key in _UNSUPPORTED:
-            raise WeightError(f"{path}: {key} is {value!r}: {_UNSUPPORTED[key]}; train or convert the adapter without it")
+            raise WeightError(
+                f"{path}: {key} is {value!r}: {_UNSUPPORTED[key]}; train or convert the adapter without it"
+            )
         raise WeightError(
             f"{path}: {key} is {value!r}, which this version does not know and so cannot apply; "
             "update Surogate, or save the adapter without it"
@@ -171,7 +175,9 @@ def _setting(config: dict[str, Any], key: str, module: str, default: Any) -> Any
             if re.fullmatch(rf"(.*\.)?({pattern})", module):
                 return value
         except re.error as error:
-            raise WeightError(f"{CONFIG_NAME}: {key} has {pattern!r}, which is not a regular expression: {error}") from error
+            raise WeightError(
+                f"{CONFIG_NAME}: {key} has {pattern!r}, which is not a regular expression: {error}"
+            ) from error
     return default
 
 
@@ -200,7 +206,9 @@ def _param_of(module: str, hf_map: NameMap, path: Path) -> str:
 
 def _module_of(param: str, hf_map: NameMap) -> str:
     if not isinstance(hf_map.transform_of(param), Identity) or not param.endswith(".weight"):
-        raise WeightError(f"parameter {param!r} is no module of its own in Hugging Face's model, so PEFT cannot hold its adapter")
+        raise WeightError(
+            f"parameter {param!r} is no module of its own in Hugging Face's model, so PEFT cannot hold its adapter"
+        )
     return hf_map.file_names(param)[0].removesuffix(".weight")
 
 

@@ -59,7 +59,9 @@ def quantize(values: Array, dtype: str) -> Array:
         return _f32_to_plain(values, dtype)
     shape = data_shape(dtype, values.shape)
     if not np.isfinite(values).all():
-        raise WeightError(f"cannot store NaN or infinity in {dtype}; choose f32, f16 or bf16, or find where it comes from")
+        raise WeightError(
+            f"cannot store NaN or infinity in {dtype}; choose f32, f16 or bf16, or find where it comes from"
+        )
     blocks = values.reshape(-1, form.block)
     out = np.empty((len(blocks), form.block_bytes), np.uint8)
     encode = _ENCODERS[dtype]

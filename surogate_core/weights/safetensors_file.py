@@ -146,14 +146,18 @@ def open_folder(folder: Path) -> dict[str, SafetensorsFile]:
     shards: dict[str, SafetensorsFile] = {}
     for shard in sorted(set(weight_map.values())):
         if Path(shard).name != shard:
-            raise WeightError(f"{index_path}: shard {shard!r} lies outside the folder; only plain file names are accepted")
+            raise WeightError(
+                f"{index_path}: shard {shard!r} lies outside the folder; only plain file names are accepted"
+            )
         if not (folder / shard).exists():
             raise WeightError(f"{index_path} names shard {shard!r}, which is not in the folder; copy all shards")
         shards[shard] = SafetensorsFile(folder / shard)
     held = {shard: set(file.names()) for shard, file in shards.items()}
     for name, shard in weight_map.items():
         if name not in held[shard]:
-            raise WeightError(f"{index_path}: tensor {name!r} is not in {shard!r} as the index says; copy all shards again")
+            raise WeightError(
+                f"{index_path}: tensor {name!r} is not in {shard!r} as the index says; copy all shards again"
+            )
     return {name: shards[shard] for name, shard in weight_map.items()}
 
 
@@ -204,5 +208,5 @@ def write_model(folder: str | Path, tensors: Iterable[AnyTensor], max_shard_byte
     weight_map = {tensor.name: name for name, shard in zip(names, shards, strict=True) for tensor in shard}
     total = sum(tensor.nbytes for shard in shards for tensor in shard)
     write_json(index, {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))})
+    (folder / SINGLE_NAME).unlink(missing_ok=True)  # of an earlier save: `transformers` would take it before the index
     return [folder / name for name in names]
-

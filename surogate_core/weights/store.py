@@ -40,11 +40,15 @@ class WeightStore:
         if not path.exists():
             raise WeightError(f"{path} does not exist; give a .gguf file or a folder with config.json and safetensors")
         if path.suffix == ".safetensors":
-            raise WeightError(f"{path} is one file of a model; give its folder {path.parent}, which holds config.json too")
+            raise WeightError(
+                f"{path} is one file of a model; give its folder {path.parent}, which holds config.json too"
+            )
         file = GGUFFile(path)
         split = file.metadata.get("split.count", 0)
         if split and split > 1:
-            raise WeightError(f"{path} is one of {split} parts of a split GGUF; join them first with llama-gguf-split --merge")
+            raise WeightError(
+                f"{path} is one of {split} parts of a split GGUF; join them first with llama-gguf-split --merge"
+            )
         return cls(path, "gguf", file.metadata, dict.fromkeys(file.names(), file), file)
 
     @classmethod
@@ -54,7 +58,9 @@ class WeightStore:
             raise WeightError(f"{folder} holds no model: {_what_a_folder_holds(folder)}")
         config_path = folder / "config.json"
         if not config_path.exists():
-            raise WeightError(f"{folder} has weights but no config.json, which says what model they are; copy it beside them")
+            raise WeightError(
+                f"{folder} has weights but no config.json, which says what model they are; copy it beside them"
+            )
         return cls(folder, "hf", read_json(config_path), files)
 
     def names(self) -> list[str]:
@@ -92,7 +98,9 @@ def _what_a_folder_holds(folder: Path) -> str:
     if ggufs:
         return f"it holds GGUF files; give one of them: {', '.join(ggufs[:5])}"
     if any(name.endswith((".bin", ".pt", ".pth")) for name in present):
-        return "its weights are pickled (.bin, .pt), which can run code and are never loaded; convert them to safetensors"
+        return (
+            "its weights are pickled (.bin, .pt), which can run code and are never loaded; convert them to safetensors"
+        )
     loose = sorted(name for name in present if name.endswith(".safetensors"))
     if loose:
         return f"{loose[0]} is neither model.safetensors nor named by model.safetensors.index.json; copy the index too"

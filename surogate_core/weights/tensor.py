@@ -86,7 +86,11 @@ def from_f32(name: str, values: np.ndarray, dtype: str = "f32") -> StoredTensor:
 
 def realized(tensor: AnyTensor) -> StoredTensor:
     """The tensor with its array made."""
-    return tensor if isinstance(tensor, StoredTensor) else StoredTensor(tensor.name, tensor.dtype, tensor.shape, tensor.read())
+    return (
+        tensor
+        if isinstance(tensor, StoredTensor)
+        else StoredTensor(tensor.name, tensor.dtype, tensor.shape, tensor.read())
+    )
 
 
 def converted(tensor: AnyTensor, dtype: str) -> AnyTensor:

@@ -101,13 +101,17 @@ class Tokenizer:
         folder = Path(folder)
         path = folder / "tokenizer.json"
         if not path.exists():
-            found = "only tokenizer.model, which has to be converted" if (folder / "tokenizer.model").exists() else "none"
+            found = (
+                "only tokenizer.model, which has to be converted" if (folder / "tokenizer.model").exists() else "none"
+            )
             raise WeightError(f"{folder} has no tokenizer.json ({found}); save it once with a fast tokenizer")
         try:
             backend = tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8"))
         except Exception as error:  # the library raises bare Exception
             raise WeightError(f"{path} is not a tokenizer: {error}; copy or download the file again") from error
-        optional = [folder / name for name in ("tokenizer_config.json", "special_tokens_map.json", "generation_config.json")]
+        optional = [
+            folder / name for name in ("tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
+        ]
         config, special, generation = (read_json(each) if each.exists() else {} for each in optional)
         ids = {name: _hf_token_id(backend, name, config, special, folder) for name in _NAMES}
         bare = backend.encode("a", add_special_tokens=False).ids
@@ -242,7 +246,9 @@ def _hf_token_id(
         return None
     number = backend.token_to_id(text) if isinstance(text, str) else None
     if number is None:
-        raise WeightError(f"{folder}: {name}_token is {text!r}, which tokenizer.json does not know; the files do not match")
+        raise WeightError(
+            f"{folder}: {name}_token is {text!r}, which tokenizer.json does not know; the files do not match"
+        )
     return number
 
 

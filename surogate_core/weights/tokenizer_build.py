@@ -41,7 +41,9 @@ def token_id(metadata: dict[str, Any], name: str, where: str) -> int | None:
     """``tokenizer.ggml.<name>_token_id``, checked against the vocabulary; None when it is not set."""
     value = metadata.get(f"{PREFIX}{name}_token_id")
     if value is not None and not (type(value) is int and 0 <= value < len(metadata[PREFIX + "tokens"])):
-        raise WeightError(f"{where}: tokenizer.ggml.{name}_token_id is {value!r}, outside the vocabulary; convert it again")
+        raise WeightError(
+            f"{where}: tokenizer.ggml.{name}_token_id is {value!r}, outside the vocabulary; convert it again"
+        )
     return value
 
 

@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from .tokenizer import Tokenizer, _Facts
 
 
-def gguf_metadata_of(tokenizer: Tokenizer, spec: dict[str, Any], facts: _Facts, vocab_size: int | None) -> dict[str, Any]:
+def gguf_metadata_of(
+    tokenizer: Tokenizer, spec: dict[str, Any], facts: _Facts, vocab_size: int | None
+) -> dict[str, Any]:
     """``spec``: the object of the tokenizer's tokenizer.json. See ``Tokenizer.gguf_metadata``."""
     metadata = dict(facts.gguf) if facts.gguf is not None else _from_spec(spec, facts, tokenizer.where)
     for name, template in tokenizer.chat_templates.items():
@@ -27,7 +29,9 @@ def _padded(metadata: dict[str, Any], vocab_size: int, where: str) -> dict[str, 
     tokens = list(metadata[PREFIX + "tokens"])
     missing = vocab_size - len(tokens)
     if missing < 0:
-        raise WeightError(f"{where}: {len(tokens)} tokens, but the embedding has {vocab_size} rows; they do not belong together")
+        raise WeightError(
+            f"{where}: {len(tokens)} tokens, but the embedding has {vocab_size} rows; they do not belong together"
+        )
     metadata = {**metadata, PREFIX + "tokens": tokens + [f"[PAD{len(tokens) + i}]" for i in range(missing)]}
     for key, dtype, filler in (("token_type", np.int32, UNUSED), ("scores", np.float32, -1e4)):
         if PREFIX + key in metadata:
@@ -39,7 +43,9 @@ def _padded(metadata: dict[str, Any], vocab_size: int, where: str) -> dict[str, 
 def _from_spec(spec: dict[str, Any], facts: _Facts, where: str) -> dict[str, Any]:
     model = spec["model"]
     if model.get("type") != "BPE":
-        raise WeightError(f"{where}: a {model.get('type')} tokenizer cannot be written to GGUF, only BPE; export to safetensors")
+        raise WeightError(
+            f"{where}: a {model.get('type')} tokenizer cannot be written to GGUF, only BPE; export to safetensors"
+        )
     vocab: dict[str, int] = dict(model["vocab"])
     added = {token["content"]: token for token in spec["added_tokens"]}
     vocab.update({text: token["id"] for text, token in added.items()})

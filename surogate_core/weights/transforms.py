@@ -80,7 +80,9 @@ class PermuteRope(_OneToOne):
                 f"{self.num_heads * self.head_dim}; the head counts in the file do not belong to these weights"
             )
         if len(tensor.shape) == 1 and format_of(tensor.dtype).is_block:
-            raise WeightError(f"tensor {tensor.name!r}: a vector in {tensor.dtype} cannot be reordered; store it as f32")
+            raise WeightError(
+                f"tensor {tensor.name!r}: a vector in {tensor.dtype} cannot be reordered; store it as f32"
+            )
         rest = tensor.data.shape[1:]
         rows = tensor.data.reshape(self.num_heads, *pair, *rest).swapaxes(1, 2)
         return StoredTensor(tensor.name, tensor.dtype, tensor.shape, rows.reshape(tensor.data.shape))
@@ -190,7 +192,9 @@ class Stack:
     def export(self, tensors: list[StoredTensor]) -> list[StoredTensor]:
         tensor = tensors[0]
         if tensor.shape[0] != self.count:
-            raise WeightError(f"parameter {tensor.name!r} has {tensor.shape[0]} slices, but {self.count} are to be written")
+            raise WeightError(
+                f"parameter {tensor.name!r} has {tensor.shape[0]} slices, but {self.count} are to be written"
+            )
         return [StoredTensor(tensor.name, tensor.dtype, tensor.shape[1:], piece) for piece in tensor.data]
 
     def export_types(self, types: list[TensorType]) -> list[TensorType]:
@@ -260,7 +264,9 @@ def _cut(tensor: StoredTensor, axis: int, sizes: Sequence[int]) -> list[StoredTe
 def _joined(tensors: list[StoredTensor], axis: int, sizes: Sequence[int]) -> StoredTensor:
     for tensor, size in zip(tensors, sizes, strict=True):
         if axis >= len(tensor.shape) or tensor.shape[axis] != size:
-            raise WeightError(f"tensor {tensor.name!r} of shape {list(tensor.shape)} must have {size} along axis {axis}")
+            raise WeightError(
+                f"tensor {tensor.name!r} of shape {list(tensor.shape)} must have {size} along axis {axis}"
+            )
         _data_sizes(tensor, axis, [size])
     dtype, shape = _joined_type([(tensor.dtype, tensor.shape) for tensor in tensors], axis)
     data = np.concatenate([tensor.data for tensor in tensors], axis=axis)

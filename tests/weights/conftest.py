@@ -44,7 +44,10 @@ class TinyLlama:
     gguf_map: NameMap = field(init=False)
 
     def __post_init__(self) -> None:
-        permute = {"attn.q": PermuteRope(self.heads, self.head_dim), "attn.k": PermuteRope(self.kv_heads, self.head_dim)}
+        permute = {
+            "attn.q": PermuteRope(self.heads, self.head_dim),
+            "attn.k": PermuteRope(self.kv_heads, self.head_dim),
+        }
         ours, gguf, hf = "layers.{layer}.", "blk.{layer}.", "model.layers.{layer}."
         top_gguf = [Rule(a + ".weight", b + ".weight") for a, b, _ in _TOP]
         top_hf = [Rule(a + ".weight", c + ".weight") for a, _, c in _TOP]

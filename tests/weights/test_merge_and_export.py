@@ -138,7 +138,11 @@ def test_a_gguf_has_the_formats_asked_for(tiny, tmp_path, dtype, code):
 
 def test_rows_that_are_not_whole_blocks_get_a_format_that_fits(tmp_path):
     values = np.ones((4, 96), np.float32)
-    tensors = {"a": from_f32("a", values), "b": from_f32("b", values[:, :33]), "c": from_f32("c", np.ones((2, 256), np.float32))}
+    tensors = {
+        "a": from_f32("a", values),
+        "b": from_f32("b", values[:, :33]),
+        "c": from_f32("c", np.ones((2, 256), np.float32)),
+    }
     assert write_gguf(tmp_path / "x.gguf", tensors, METADATA, dtype="q4_k") == {"a": "q8_0", "b": "f16", "c": "q4_k"}
 
 

@@ -35,7 +35,9 @@ def llama_like(heads: int, kv_heads: int, head_dim: int, inner: int, experts: in
             Rule(layer + "attn.q.bias", file + "attn_q.bias", PermuteRope(heads, head_dim), optional=True),
             Rule(layer + "attn.k.weight", file + "attn_k.weight", PermuteRope(kv_heads, head_dim)),
             Rule(layer + "attn_norm.weight", file + "attn_norm.weight", AddOne()),
-            Rule((layer + "mlp.gate.weight", layer + "mlp.up.weight"), file + "gate_up.weight", Split(0, (inner, inner))),
+            Rule(
+                (layer + "mlp.gate.weight", layer + "mlp.up.weight"), file + "gate_up.weight", Split(0, (inner, inner))
+            ),
             Rule(layer + "mlp.both.weight", (file + "x.weight", file + "y.weight"), Fuse(0, (inner, 2 * inner))),
             Rule(layer + "conv.weight", file + "conv.weight", Transpose()),
             Rule(layer + "experts.down.weight", file + "experts.{expert}.down.weight", Stack(experts)),
@@ -106,7 +108,9 @@ def test_rope_rows_go_from_interleaved_to_halves():
     heads, head_dim = 2, 4
     rows = np.arange(8, dtype=np.float32)[:, None] * np.ones((1, 32), np.float32)
     store = MemoryStore({"blk.0.attn_q.weight": from_f32("q", rows)})
-    name_map = NameMap([Rule("layers.{layer}.attn.q.weight", "blk.{layer}.attn_q.weight", PermuteRope(heads, head_dim))])
+    name_map = NameMap(
+        [Rule("layers.{layer}.attn.q.weight", "blk.{layer}.attn_q.weight", PermuteRope(heads, head_dim))]
+    )
     loaded = name_map.load(store, "layers.0.attn.q.weight")
     assert loaded.data[:, 0].tolist() == [0, 2, 1, 3, 4, 6, 5, 7]
 
@@ -154,7 +158,9 @@ def test_errors_name_the_tensor_and_what_to_do():
     name_map = llama_like(2, 1, 4, 3, 2)
     with pytest.raises(WeightError, match=r"no rule for parameter 'layers.0.attn.v.weight'; nearest rules: layers"):
         name_map.file_names("layers.0.attn.v.weight")
-    with pytest.raises(WeightError, match=r"no tensor 'token_embd.weight'; and 2 more: blk.0.attn_q.weight, blk.0.attn_k.weight"):
+    with pytest.raises(
+        WeightError, match=r"no tensor 'token_embd.weight'; and 2 more: blk.0.attn_q.weight, blk.0.attn_k.weight"
+    ):
         name_map.resolve(MemoryStore(), ["embed.weight", "layers.0.attn.q.weight", "layers.0.attn.k.weight"])
     with pytest.raises(WeightError, match="no tensor 'blk.3.attn_q.bias'"):
         name_map.load(MemoryStore(), "layers.3.attn.q.bias")

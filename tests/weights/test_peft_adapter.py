@@ -71,7 +71,9 @@ def test_a_kind_of_module_that_agrees_gets_one_pattern(tiny, adapter, tmp_path):
 
 
 def test_rslora_scales_by_the_root_of_the_rank(tiny, adapter, tmp_path):
-    scaled = Adapter({name: LoraPair(p.a, p.b, 16 / math.sqrt(4)) for name, p in adapter.pairs.items()}, use_rslora=True)
+    scaled = Adapter(
+        {name: LoraPair(p.a, p.b, 16 / math.sqrt(4)) for name, p in adapter.pairs.items()}, use_rslora=True
+    )
     write_adapter(tmp_path, scaled, tiny.hf_map, tiny.layers)
     assert written_config(tmp_path)["lora_alpha"] == 16 and written_config(tmp_path)["use_rslora"] is True
     assert_same(scaled, read_adapter(tmp_path, tiny.hf_map))
@@ -83,7 +85,10 @@ def test_modules_are_named_in_full_when_a_layer_is_left_out(tiny, adapter, tmp_p
     assert "model.layers.0.mlp.down_proj" in written_config(tmp_path)["target_modules"]
     only_first = Adapter({name: p for name, p in adapter.pairs.items() if ".0." in name})
     write_adapter(tmp_path, only_first, tiny.hf_map, tiny.layers)
-    assert written_config(tmp_path)["target_modules"] == ["model.layers.0.mlp.down_proj", "model.layers.0.self_attn.q_proj"]
+    assert written_config(tmp_path)["target_modules"] == [
+        "model.layers.0.mlp.down_proj",
+        "model.layers.0.self_attn.q_proj",
+    ]
 
 
 CHANGES = [

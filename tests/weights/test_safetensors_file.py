@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import struct
 
 import numpy as np
@@ -79,6 +80,12 @@ def test_a_single_file_removes_the_index_of_an_earlier_save(tmp_path):
     write_model(tmp_path, sample_tensors(), max_shard_bytes=1)
     write_model(tmp_path, sample_tensors()[:1])
     assert list(open_folder(tmp_path)) == ["a"]
+
+
+def test_shards_remove_the_single_file_of_an_earlier_save(tmp_path):
+    write_model(tmp_path, sample_tensors()[:1])
+    write_model(tmp_path, sample_tensors(), max_shard_bytes=1)
+    assert not (tmp_path / "model.safetensors").exists() and len(open_folder(tmp_path)) == len(sample_tensors())
 
 
 def test_every_truncation_is_a_weight_error(tmp_path):
@@ -183,6 +190,20 @@ def test_a_failing_write_leaves_the_old_file_and_no_rubbish(tmp_path):
 
     with pytest.raises(WeightError, match="No space left on device; what was there before is untouched"):
         write_model(tmp_path, [LazyTensor("x", "f32", (4,), fails)])
+    assert (tmp_path / "model.safetensors").read_bytes() == before
+    assert [entry.name for entry in tmp_path.iterdir()] == ["model.safetensors"]
+
+
+def test_a_file_that_the_system_will_not_let_grow_leaves_the_old_one(tmp_path):
+    write_model(tmp_path, sample_tensors())
+    before = (tmp_path / "model.safetensors").read_bytes()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, limits[1]))
+        with pytest.raises(WeightError, match="cannot write .*model.safetensors: File too large"):
+            write_model(tmp_path, [from_f32("w", np.ones((300, 300), np.float32))])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert (tmp_path / "model.safetensors").read_bytes() == before
     assert [entry.name for entry in tmp_path.iterdir()] == ["model.safetensors"]
 
