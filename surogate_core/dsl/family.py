@@ -73,3 +73,9 @@ class Family(ABC):
     def gguf_extra_tensors(self, hyperparameters: Any) -> dict[str, np.ndarray]:
         """Float32 tensors that GGUF readers expect beside the weights (rotary frequency factors, say)."""
         return {}
+
+    def tiny_configs(self) -> Mapping[str, Mapping[str, Any]]:
+        """Name -> tiny config.json mapping (with "model_type"), one for each variant of the architecture, that the parity
+        harness of `surogate_core.testing.parity` makes random models of `transformers` from. Empty for a family that
+        `transformers` does not have."""
+        return {}

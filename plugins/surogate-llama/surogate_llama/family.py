@@ -79,5 +79,10 @@ class LlamaFamily(Family):
         plain = inverse_frequencies(RopeSpec(spec.head_dim, spec.base, spec.rotated))[0]
         return {"rope_freqs.weight": (plain / inverse_frequencies(spec)[0]).astype(np.float32)}
 
+    def tiny_configs(self) -> dict[str, dict[str, Any]]:
+        from .tiny import LLAMA_VARIANTS, MISTRAL_VARIANTS
+
+        return MISTRAL_VARIANTS if self.name == "mistral" else LLAMA_VARIANTS
+
 
 FAMILIES = (LlamaFamily("llama", "LlamaForCausalLM", ("llama",)), LlamaFamily("mistral", "MistralForCausalLM", ("mistral",)))

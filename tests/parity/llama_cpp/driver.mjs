@@ -1,0 +1,113 @@
+// Asks llama.cpp: node driver.mjs <folder with llama-addon.node> < request.json > reply.json
+//
+// The addon is the native half of the npm package @node-llama-cpp/linux-x64, loaded without the JavaScript around it.
+//
+// request: {model, threads, context, tokenize: [[text, parse_special], ...], logits: [[id, ...], ...],
+//           logits_file, greedy: [[[id, ...], count], ...]}
+// reply:   {tokenize: [[id, ...], ...], greedy: [[id, ...], ...], gaps: [[number, ...], ...], add_bos, description}
+// logits_file gets float32 [positions of all sequences, vocabulary]. gaps: first minus second logit at each greedy step.
+import {createRequire} from "node:module";
+import {readFileSync, writeFileSync} from "node:fs";
+import {join} from "node:path";
+
+const F32_CACHE = 0; // ggml's type number: the cache adds no rounding of its own
+
+function rowOf(pairs, size) {
+    const row = new Float32Array(size);
+    for (let i = 0; i < pairs.length; i += 2)
+        row[pairs[i]] = pairs[i + 1];
+    return row;
+}
+
+function twoLargest(row) {
+    let first = -1, second = -1;
+    for (let i = 0; i < row.length; i++) {
+        if (first < 0 || row[i] > row[first])
+            [first, second] = [i, first];
+        else if (second < 0 || row[i] > row[second])
+            second = i;
+    }
+    return [first, row[first] - row[second]];
+}
+
+class Sequence {
+    constructor(context, sampler) {
+        Object.assign(this, {context, sampler, length: 0});
+    }
+
+    // Logits after each of the wanted positions among `tokens`, which continue what is cached.
+    async evaluate(tokens, wanted) {
+        this.context.initBatch(tokens.length);
+        const places = this.context.addToBatch(0, this.length, Uint32Array.from(tokens), Uint32Array.from(wanted));
+        await this.context.decodeBatch();
+        this.length += tokens.length;
+        const rows = [];
+        for (const place of places) {
+            const [, , , pairs] = await this.context.sampleToken(place, this.sampler, false, false, true);
+            rows.push(rowOf(pairs, pairs.length / 2));
+        }
+        return rows;
+    }
+
+    dispose() {
+        this.context.disposeSequence(0);
+    }
+}
+
+async function main() {
+    const request = JSON.parse(readFileSync(0, "utf8"));
+    const llama = createRequire(import.meta.url)(join(process.argv[2], "llama-addon.node"));
+    llama.setLogger((level, message) => process.stderr.write(message));
+    llama.loadBackends();
+    llama.loadBackends(process.argv[2]);
+    await llama.init();
+    const model = new llama.AddonModel(request.model, {addonExports: llama, gpuLayers: 0, useMmap: true, checkTensors: true});
+    if (!await model.init())
+        throw new Error(`llama.cpp does not load ${request.model}`);
+    const reply = {tokenize: [], greedy: [], gaps: [], add_bos: model.shouldPrependBosToken(),
+        description: model.getModelDescription()};
+    for (const [text, special] of request.tokenize)
+        reply.tokenize.push([...model.tokenize(text, special)]);
+
+    if (request.logits.length + request.greedy.length > 0) {
+        const size = request.context;
+        const context = new llama.AddonContext(model, {contextSize: size, batchSize: size, sequences: 1, swaFullCache: true,
+            flashAttention: false, threads: request.threads, kvCacheKeyType: F32_CACHE, kvCacheValueType: F32_CACHE});
+        if (!await context.init())
+            throw new Error("llama.cpp makes no context");
+        const sampler = new llama.AddonSampler(model);
+        sampler.applyConfig({temperature: 0});
+        const all = [];
+        for (const tokens of request.logits) {
+            const sequence = new Sequence(context, sampler);
+            all.push(...await sequence.evaluate(tokens, tokens.map((_, i) => i)));
+            sequence.dispose();
+        }
+        if (all.length > 0)
+            writeFileSync(request.logits_file, Buffer.concat(all.map((row) => Buffer.from(row.buffer))));
+        for (const [prompt, count] of request.greedy) {
+            const sequence = new Sequence(context, sampler);
+            let [row] = await sequence.evaluate(prompt, [prompt.length - 1]);
+            const ids = [], gaps = [];
+            while (true) {
+                const [best, gap] = twoLargest(row);
+                ids.push(best);
+                gaps.push(gap);
+                if (ids.length === count)
+                    break;
+                [row] = await sequence.evaluate([best], [0]);
+            }
+            reply.greedy.push(ids);
+            reply.gaps.push(gaps);
+            sequence.dispose();
+        }
+        await context.dispose();
+    }
+    await model.dispose();
+    process.stdout.write(JSON.stringify(reply), () => process.exit(0));
+}
+
+main().catch((error) => {
+    process.stderr.write(`driver: ${error.stack ?? error}\n`);
+    process.exit(1);
+});

@@ -1,0 +1,54 @@
+"""Level 4 of the ladder: every variant that an installed family declares, against `transformers`."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from surogate_core.plugins.manager import get_manager
+from surogate_core.testing.parity import Parity
+
+
+def _cases() -> list[tuple[str, str]]:
+    manager = get_manager()
+    manager.load()
+    return [(name, variant) for name, family in manager.families.items() for variant in family.tiny_configs()]
+
+
+@pytest.fixture(scope="module", params=_cases(), ids="-".join)
+def parity(request, tmp_path_factory) -> Parity:
+    name, variant = request.param
+    manager = get_manager()
+    manager.load_kernels()
+    family = manager.families[name]
+    return Parity.make(family, family.tiny_configs()[variant], tmp_path_factory.mktemp(variant), seed=1)
+
+
+def test_logits(parity):
+    assert parity.logits_error() < 2e-5
+
+
+def test_loss_and_every_gradient(parity):
+    errors = parity.gradient_errors()
+    assert errors.pop("loss") < 1e-6
+    assert max(errors.values()) < 1e-4, sorted(errors.items(), key=lambda item: -item[1])[:5]
+
+
+def test_greedy_text_through_the_cache(parity):
+    prompt = parity.batch.tokens[14:38].tolist()
+    assert parity.greedy(prompt, 20) == parity.reference_greedy(prompt, 20)
+
+
+def test_bf16_is_as_near_to_the_truth_as_torch(parity):
+    for what, (ours, theirs) in parity.bf16_errors().items():
+        assert ours < 2 * theirs, (what, ours, theirs)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_files_come_out_as_they_went_in(parity, tmp_path, dtype):
+    parity.round_trip(tmp_path, dtype)
+
+
+def test_families_of_this_repository_take_part():
+    assert {name for name, _ in _cases()} >= {"llama", "mistral"}
+    assert np.unique([f"{name}-{variant}" for name, variant in _cases()]).size == len(_cases())
