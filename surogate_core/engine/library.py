@@ -8,6 +8,7 @@ from types import ModuleType
 from typing import Any
 
 from ..errors import EngineError
+from . import onednn
 
 
 @cache
@@ -32,6 +33,7 @@ def load() -> ModuleType:
     needs it fails.
     """
     module = native()
+    onednn.preload()
     for path in sorted(Path(module.engine_directory()).glob("libsurogate_*.so")):
         if path.name == "libsurogate_engine.so":
             continue

@@ -30,7 +30,7 @@ constexpr sg_kernel cross_entropy_kernel(const char *op) {
 
 }  // namespace sg::cpu::SG_ISA
 
-// At the end of a source file that defines `Micro`.
+// At the end of a source file that defines `Micro`. A processor without the instructions doesn't see the kernels.
 #define SG_REGISTER_BF16_KERNELS(Micro)                                                                            \
   namespace {                                                                                                      \
   constexpr sg_kernel linear =                                                                                     \
@@ -41,9 +41,8 @@ constexpr sg_kernel cross_entropy_kernel(const char *op) {
       gemm_kernel<LinearOp::weight_grad, Micro>(SG_ISA_NAME, supports_bf16<LinearOp::weight_grad, Micro>);         \
   constexpr sg_kernel linear_cross_entropy = cross_entropy_kernel<Micro, false>("linear_cross_entropy");           \
   constexpr sg_kernel linear_cross_entropy_grad = cross_entropy_kernel<Micro, true>("linear_cross_entropy_grad");  \
-  SG_REGISTER_KERNEL(linear);                                                                                      \
-  SG_REGISTER_KERNEL(linear_input_grad);                                                                           \
-  SG_REGISTER_KERNEL(linear_weight_grad);                                                                          \
-  SG_REGISTER_KERNEL(linear_cross_entropy);                                                                        \
-  SG_REGISTER_KERNEL(linear_cross_entropy_grad);                                                                   \
+  [[maybe_unused]] const bool registered =                                                                         \
+      Micro::score() > 0 && register_kernel(&linear) && register_kernel(&linear_input_grad) &&                     \
+      register_kernel(&linear_weight_grad) && register_kernel(&linear_cross_entropy) &&                            \
+      register_kernel(&linear_cross_entropy_grad);                                                                 \
   }
