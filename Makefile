@@ -32,7 +32,8 @@ test: native $(VENV)/.test-ready
 
 # ninja does not lock its folder, so two makes at once wait for each other here.
 native: $(VENV)/.core-ready
-	@flock $(BUILD)/.make-lock $(VENV)/bin/cmake --build $(BUILD) -- --quiet
+	@if [ ! -f $(BUILD)/build.ninja ]; then rm $(VENV)/.core-ready; $(MAKE) $(VENV)/.core-ready; fi
+	flock $(BUILD)/.make-lock $(VENV)/bin/cmake --build $(BUILD) -- --quiet
 
 $(VENV)/.core-ready: $(PY) $(PROJECTS) $(NATIVE_SETUP)
 	@echo "== installing what the core needs, building it, and installing the plugins (a minute or two)"
