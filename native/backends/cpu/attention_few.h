@@ -13,38 +13,61 @@ namespace sg::cpu::SG_ISA {
 
 constexpr int kFewColumns = 16;
 
-// logits[c][ld] = q[c] . keys[n], q in fp32 rows of padded_dim.
+// Keys of one pass of few_dots: two tiles of lanes, for enough independent sums to hide the latency of each.
+constexpr int kFewKeys = 2 * kLanes;
+
+// logits[c][0 .. kFewKeys) += q[c][0 .. kLanes) . keys, the keys transposed into tiles[i][kFewKeys]; N columns.
 template <int N>
-inline void few_dots(float *logits, int ld, const vf *tile, const float *q, int padded_dim) {
-  vf acc[N];
+inline void few_dots(float *logits, const float *tiles, const float *q, int padded_dim) {
+  vf acc[N][2];
+  const float *rows[N];
 #pragma GCC unroll 4
-  for (int c = 0; c < N; ++c) acc[c] = vload(logits + c * ld);
+  for (int c = 0; c < N; ++c) {
+    rows[c] = q + c * padded_dim;
+    acc[c][0] = vload(logits + c * kKeyBlock);
+    acc[c][1] = vload(logits + c * kKeyBlock + kLanes);
+  }
 #pragma GCC unroll 16
   for (int i = 0; i < kLanes; ++i) {
+    const vf left = vload(tiles + i * kFewKeys), right = vload(tiles + i * kFewKeys + kLanes);
 #pragma GCC unroll 4
-    for (int c = 0; c < N; ++c) acc[c] = vfma(tile[i], vset(q[c * padded_dim + i]), acc[c]);
+    for (int c = 0; c < N; ++c) {
+      const vf x = vset(rows[c][i]);
+      acc[c][0] = vfma(x, left, acc[c][0]);
+      acc[c][1] = vfma(x, right, acc[c][1]);
+    }
   }
 #pragma GCC unroll 4
-  for (int c = 0; c < N; ++c) vstore(logits + c * ld, acc[c]);
+  for (int c = 0; c < N; ++c) {
+    vstore(logits + c * kKeyBlock, acc[c][0]);
+    vstore(logits + c * kKeyBlock + kLanes, acc[c][1]);
+  }
 }
 
+// logits[c][n] = q[c] . keys[n], up to kKeyBlock keys; q in fp32 rows of padded_dim.
 template <class C>
 void few_logits(float *logits, int columns, const float *q, const C *const *keys, int count, int dim, int padded_dim) {
+  alignas(64) float tiles[kLanes * kFewKeys];
   vf tile[kLanes];
-  for (int n = 0; n < count; n += kLanes) {
-    for (int c = 0; c < columns; ++c) vstore(logits + c * kKeyBlock + n, vzero());
+  for (int n = 0; n < count; n += kFewKeys) {
+    for (int c = 0; c < columns; ++c) {
+      vstore(logits + c * kKeyBlock + n, vzero());
+      vstore(logits + c * kKeyBlock + n + kLanes, vzero());
+    }
     for (int d = 0; d < dim; d += kLanes) {
-      load_tile(tile, keys + n, count - n, d, dim);
-      transpose_tile(tile);
-      int c = 0;
-      for (; c + 4 <= columns; c += 4) {
-        few_dots<4>(logits + c * kKeyBlock + n, kKeyBlock, tile, q + c * padded_dim + d, padded_dim);
+      for (int half = 0; half < kFewKeys; half += kLanes) {
+        load_tile(tile, keys + n + half, count - n - half, d, dim);
+        transpose_tile(tile);
+#pragma GCC unroll 16
+        for (int i = 0; i < kLanes; ++i) vstore(tiles + i * kFewKeys + half, tile[i]);
       }
-      float *rest = logits + c * kKeyBlock + n;
-      const float *q_rest = q + c * padded_dim + d;
-      if (columns - c == 3) few_dots<3>(rest, kKeyBlock, tile, q_rest, padded_dim);
-      if (columns - c == 2) few_dots<2>(rest, kKeyBlock, tile, q_rest, padded_dim);
-      if (columns - c == 1) few_dots<1>(rest, kKeyBlock, tile, q_rest, padded_dim);
+      float *out = logits + n;
+      const float *x = q + d;
+      int c = 0;
+      for (; c + 4 <= columns; c += 4) few_dots<4>(out + c * kKeyBlock, tiles, x + c * padded_dim, padded_dim);
+      if (columns - c == 3) few_dots<3>(out + c * kKeyBlock, tiles, x + c * padded_dim, padded_dim);
+      if (columns - c == 2) few_dots<2>(out + c * kKeyBlock, tiles, x + c * padded_dim, padded_dim);
+      if (columns - c == 1) few_dots<1>(out + c * kKeyBlock, tiles, x + c * padded_dim, padded_dim);
     }
   }
 }
@@ -84,7 +107,8 @@ inline float few_softmax(float *logits, int count, float factor, float first_key
   return shrink[0];
 }
 
-// o[c][d..] = shrink[c] * o[c][d..] + sum over keys of weights[c] * values, for N columns and M vectors of value columns.
+// o[c][d..] = shrink[c] * o[c][d..] + sum over keys of weights[c] * values, for N columns and M vectors of value columns
+// (which, if M > 1, all lie within dim).
 template <int N, int M, class C>
 inline void few_values(float *o, int padded_dim, const float *weights, const float *shrink, const C *const *values,
                        int count, int d, int dim) {
@@ -97,7 +121,7 @@ inline void few_values(float *o, int padded_dim, const float *weights, const flo
   for (int n = 0; n < count; ++n) {
     vf value[M];
 #pragma GCC unroll 4
-    for (int j = 0; j < M; ++j) value[j] = load_clipped(values[n], d + j * kLanes, dim);
+    for (int j = 0; j < M; ++j) value[j] = M > 1 ? vload(values[n] + d + j * kLanes) : load_clipped(values[n], d, dim);
 #pragma GCC unroll 4
     for (int c = 0; c < N; ++c) {
       const vf w = vset(weights[c * kKeyBlock + n]);

@@ -190,14 +190,20 @@ class Paged {
 
   int64_t row_size() const { return static_cast<int64_t>(dims_.heads) * dims_.value_dim; }
 
-  // rows[i] = the cache row of position `first + i`.
-  void cache_rows(const C **rows, const C *cache, int32_t sequence, int first, int count, int kv_head, int dim) const {
+  // keys[i], values[i] = the cache rows of position `first + i`.
+  void cache_rows(const C **keys, const C **values, int32_t sequence, int64_t first, int count, int kv_head) const {
     const int32_t *table = tables_ + sequence * plan_.max_blocks;
-    const int64_t stride = static_cast<int64_t>(dims_.kv_heads) * dim;
-    for (int i = 0; i < count; ++i) {
-      const int64_t position = first + i;
-      const int64_t row = table[position / plan_.block_size] * plan_.block_size + position % plan_.block_size;
-      rows[i] = cache + row * stride + kv_head * dim;
+    const int64_t key_stride = static_cast<int64_t>(dims_.kv_heads) * dims_.head_dim;
+    const int64_t value_stride = static_cast<int64_t>(dims_.kv_heads) * dims_.value_dim;
+    int64_t block = first / plan_.block_size, offset = first % plan_.block_size;
+    for (int i = 0; i < count; ++block, offset = 0) {
+      const int64_t row = table[block] * plan_.block_size + offset;
+      const C *key = k_ + row * key_stride + kv_head * dims_.head_dim;
+      const C *value = v_ + row * value_stride + kv_head * dims_.value_dim;
+      for (; i < count && offset < plan_.block_size; ++i, ++offset, key += key_stride, value += value_stride) {
+        keys[i] = key;
+        values[i] = value;
+      }
     }
   }
 
@@ -249,8 +255,7 @@ class Paged {
     const C *keys[kKeyBlock], *values[kKeyBlock];
     for (int key = begin; key < end; key += kKeyBlock) {
       const int count = std::min(kKeyBlock, end - key);
-      cache_rows(keys, k_, block.sequence, key, count, kv_head, dims_.head_dim);
-      cache_rows(values, v_, block.sequence, key, count, kv_head, dims_.value_dim);
+      cache_rows(keys, values, block.sequence, key, count, kv_head);
       if (few) {
         run_few(s, keys, values, key, count);
       } else {
