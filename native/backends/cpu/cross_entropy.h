@@ -57,6 +57,8 @@ struct CrossEntropyPlan {
         input_grad(Gemm<Micro>::product(chunk, problem.width, problem.vocabulary, problem.weight->dtype >= SG_Q4_K)),
         weight_grad(Gemm<Micro>::over_tokens(kSlot, problem.width, chunk)) {
     input_grad.step = kSlot;
+    // finish_logits writes a panel to one slot, so panels must not cross from one slot into the next.
+    if (kSlot % logits.panel != 0 && p.vocabulary > logits.panel) logits.panel = 128;
     worker_bytes = logits.worker_bytes();
     if (p.gradient) worker_bytes = std::max({worker_bytes, input_grad.worker_bytes(), weight_grad.worker_bytes()});
     offset_x = round_up(p.tokens * 4, 64);
