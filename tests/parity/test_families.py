@@ -41,7 +41,7 @@ def test_greedy_text_through_the_cache(parity):
 
 def test_bf16_is_as_near_to_the_truth_as_torch(parity):
     for what, (ours, theirs) in parity.bf16_errors().items():
-        assert ours < 2 * theirs, (what, ours, theirs)
+        assert ours < 1.25 * theirs, (what, ours, theirs)
 
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])

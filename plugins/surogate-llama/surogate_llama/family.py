@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from surogate_core.dsl import Family, Hyperparameters, Model, RopeSpec
-from surogate_core.dsl.rope import inverse_frequencies
 from surogate_core.weights.name_map import NameMap
 
 from .hf_config import read_hf_config, write_hf_config
 from .model import Llama
 from .names import gguf_names, hf_names
+from .rope_factors import frequency_factors
 
 
 @dataclass(frozen=True)
@@ -40,14 +40,14 @@ class LlamaHyperparameters(Hyperparameters):
 
 
 class LlamaFamily(Family):
-    """``hf_architecture``/``model_type`` are what exports are written as."""
+    """``name`` is also the model_type of the config.json that it reads."""
 
     def __init__(self, name: str, hf_architecture: str, gguf_architectures: tuple[str, ...]) -> None:
-        self.name, self.hf_architecture = name, hf_architecture
+        self.name = name
         self.architectures, self.gguf_architectures = (hf_architecture,), gguf_architectures
 
     def from_hf(self, config: Mapping[str, Any]) -> LlamaHyperparameters:
-        return LlamaHyperparameters(**read_hf_config(config))
+        return LlamaHyperparameters(**read_hf_config(config, self.name))
 
     def from_gguf(self, store) -> LlamaHyperparameters:
         from .gguf_metadata import read_gguf_metadata
@@ -64,7 +64,7 @@ class LlamaFamily(Family):
         return gguf_names(hyperparameters)
 
     def hf_config(self, hyperparameters: LlamaHyperparameters) -> dict[str, Any]:
-        return write_hf_config(hyperparameters, self.name, self.hf_architecture)
+        return write_hf_config(hyperparameters, self.name)
 
     def gguf_metadata(self, hyperparameters: LlamaHyperparameters) -> dict[str, Any]:
         from .gguf_metadata import write_gguf_metadata
@@ -76,8 +76,7 @@ class LlamaFamily(Family):
         spec = hyperparameters.rope
         if spec.kind not in ("llama3", "factors"):
             return {}
-        plain = inverse_frequencies(RopeSpec(spec.head_dim, spec.base, spec.rotated))[0]
-        return {"rope_freqs.weight": (plain / inverse_frequencies(spec)[0]).astype(np.float32)}
+        return {"rope_freqs.weight": frequency_factors(spec)}
 
     def tiny_configs(self) -> dict[str, dict[str, Any]]:
         from .tiny import LLAMA_VARIANTS, MISTRAL_VARIANTS

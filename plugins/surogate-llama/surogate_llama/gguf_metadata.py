@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
+from surogate_core.dsl.rope import inverse_frequencies
 from surogate_core.errors import WeightError
 
 if TYPE_CHECKING:
@@ -21,48 +23,78 @@ def read_gguf_metadata(store) -> dict[str, Any]:
             raise WeightError(f"{store.path}: metadata lacks {arch}.{key}")
         return value
 
-    if int(metadata.get(f"{arch}.expert_count", 0)):
+    def count(key: str, default: int | None = None) -> int:
+        value = get(key, default)
+        if not isinstance(value, int) or value < 1:
+            raise WeightError(f"{store.path}: {arch}.{key} is {value!r}, not one number above zero for all layers")
+        return value
+
+    if metadata.get(f"{arch}.expert_count", 0):
         raise WeightError(f"{store.path}: a mixture of experts ({arch}.expert_count); this family is dense")
-    hidden, heads = int(get("embedding_length")), int(get("attention.head_count"))
-    head_dim = int(get("attention.key_length", hidden // heads))
+    hidden, heads = count("embedding_length"), count("attention.head_count")
+    head_dim = count("attention.key_length", hidden // heads)
+    dims = count("rope.dimension_count", head_dim)
+    if dims != head_dim or count("attention.value_length", head_dim) != head_dim:
+        raise WeightError(
+            f"{store.path}: {arch}.rope.dimension_count {dims} and {arch}.attention.value_length must both be the head's "
+            f"{head_dim}; how rows of q and k are ordered otherwise is not agreed on"
+        )
     return {
         "vocab_size": int(store.shape("token_embd.weight")[0]),
         "hidden_size": hidden,
-        "num_layers": int(get("block_count")),
-        "max_positions": int(get("context_length")),
+        "num_layers": count("block_count"),
+        "max_positions": count("context_length"),
         "tied": "output.weight" not in store,
-        "intermediate_size": int(get("feed_forward_length")),
+        "intermediate_size": count("feed_forward_length"),
         "num_heads": heads,
-        "num_kv_heads": int(get("attention.head_count_kv", heads)),
+        "num_kv_heads": count("attention.head_count_kv", heads),
         "head_dim": head_dim,
         "norm_eps": float(get("attention.layer_norm_rms_epsilon")),
         "attention_bias": "blk.0.attn_q.bias" in store,
         "mlp_bias": "blk.0.ffn_gate.bias" in store,
         "window": int(get("attention.sliding_window", 0)),
         "rope_base": float(get("rope.freq_base", 10000.0)),
-        "rope_dims": int(get("rope.dimension_count", head_dim)),
-        "rope_scaling": _rope_scaling(store, metadata, arch),
+        "rope_dims": dims,
+        "rope_scaling": _rope_scaling(store, metadata, arch, dims),
     }
 
 
-def _rope_scaling(store, metadata, arch: str) -> dict[str, Any]:
+def _rope_scaling(store, metadata, arch: str, dims: int) -> dict[str, Any]:
     if "rope_freqs.weight" in store:
-        factors = store.get("rope_freqs.weight").data
+        factors = store.get("rope_freqs.weight").to_f32()
+        if factors.shape != (dims // 2,):
+            raise WeightError(f"{store.path}: rope_freqs.weight has shape {list(factors.shape)}, and {dims // 2} frequencies turn")
         return {"rope_type": "factors", "factors": tuple(float(f) for f in factors)}
-    kind = metadata.get(f"{arch}.rope.scaling.type", "none")
+    prefix = f"{arch}.rope.scaling."
+    kind = metadata.get(prefix + "type", "none")
     if kind == "none":
         return {}
     if kind not in ("linear", "yarn"):
-        raise WeightError(f"{store.path}: {arch}.rope.scaling.type {kind!r} is not known; known are none, linear, yarn")
-    scaling = {"rope_type": kind, "factor": float(metadata[f"{arch}.rope.scaling.factor"])}
-    original = metadata.get(f"{arch}.rope.scaling.original_context_length")
-    if original:
+        raise WeightError(f"{store.path}: {prefix}type {kind!r} is not known; known are none, linear, yarn")
+    if prefix + "factor" not in metadata:
+        raise WeightError(f"{store.path}: metadata lacks {prefix}factor, which {prefix}type {kind!r} needs")
+    scaling: dict[str, Any] = {"rope_type": kind, "factor": float(metadata[prefix + "factor"])}
+    if kind == "yarn":
+        original = metadata.get(prefix + "original_context_length", metadata[f"{arch}.context_length"])
         scaling["original_max_position_embeddings"] = int(original)
+        for ours, theirs in (("beta_fast", "yarn_beta_fast"), ("beta_slow", "yarn_beta_slow")):
+            if prefix + theirs in metadata:
+                scaling[ours] = float(metadata[prefix + theirs])
+        if prefix + "attn_factor" in metadata:
+            scaling["attention_factor"] = float(metadata[prefix + "attn_factor"]) * _usual_yarn_magnitude(scaling["factor"])
     return scaling
 
 
+def _usual_yarn_magnitude(factor: float) -> float:
+    """What llama.cpp multiplies cos and sin by unasked; its attn_factor comes on top."""
+    return 1.0 + 0.1 * math.log(factor) if factor > 1 else 1.0
+
+
 def write_gguf_metadata(h: LlamaHyperparameters) -> dict[str, Any]:
-    """The file is of architecture "llama" for Mistral too: to GGUF readers they are one."""
+    """The file is of architecture "llama" for Mistral too: to GGUF readers they are one, and llama.cpp does not look at the
+    window, so there a text longer than it is attended to in full. WeightError for what GGUF cannot say."""
+    if h.rope_dims != h.head_dim:
+        raise WeightError(f"{h.rope_dims} of {h.head_dim} rotated dimensions: GGUF has no agreed order of rows for that")
     metadata: dict[str, Any] = {
         "general.architecture": "llama",
         "llama.vocab_size": h.vocab_size,
@@ -78,11 +110,25 @@ def write_gguf_metadata(h: LlamaHyperparameters) -> dict[str, Any]:
         "llama.rope.dimension_count": h.rope_dims,
         "llama.rope.freq_base": h.rope_base,
     }
-    kind = h.rope_scaling.get("rope_type")
-    if kind in ("linear", "yarn"):
-        metadata["llama.rope.scaling.type"] = kind
-        metadata["llama.rope.scaling.factor"] = float(h.rope_scaling["factor"])
-        original = h.rope_scaling.get("original_max_position_embeddings")
-        if original:
-            metadata["llama.rope.scaling.original_context_length"] = int(original)
+    if h.window:
+        metadata["llama.attention.sliding_window"] = h.window
+    return metadata | _written_scaling(h)
+
+
+def _written_scaling(h: LlamaHyperparameters) -> dict[str, Any]:
+    kind, prefix = h.rope.kind, "llama.rope.scaling."
+    if kind not in ("linear", "yarn"):
+        return {}
+    factor = float(h.rope_scaling["factor"])
+    metadata: dict[str, Any] = {prefix + "type": kind, prefix + "factor": factor}
+    if kind == "yarn":
+        if not h.rope_scaling.get("truncate", True):
+            raise WeightError("GGUF cannot say that a yarn scaling has \"truncate\": false; export to safetensors")
+        metadata[prefix + "original_context_length"] = int(h.rope_scaling["original_max_position_embeddings"])
+        for ours, theirs in (("beta_fast", "yarn_beta_fast"), ("beta_slow", "yarn_beta_slow")):
+            if h.rope_scaling.get(ours) is not None:
+                metadata[prefix + theirs] = float(h.rope_scaling[ours])
+        magnitude = inverse_frequencies(h.rope)[1] / _usual_yarn_magnitude(factor)
+        if abs(magnitude - 1) > 1e-6:
+            metadata[prefix + "attn_factor"] = magnitude
     return metadata
