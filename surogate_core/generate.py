@@ -16,6 +16,7 @@ from .data.template import load_template
 from .errors import DataError, SurogateError
 from .model import AppliedAdapter, FrozenWeights, LoadedModel, cached_program
 from .passes.paged_kv import BLOCK_SIZE
+from .program import Program
 
 PROMPT_CHUNK = 512
 """Tokens of a prompt that go through the model together."""
@@ -36,6 +37,7 @@ class Decoder:
         self.blocks = -(-context // BLOCK_SIZE)
         self.context, self.sequences = self.blocks * BLOCK_SIZE, sequences
         self._sessions: dict[int, engine.Session] = {}
+        self._programs: dict[int, Program] = {}
         self._caches: dict[str, np.ndarray] = {}
         if adapter is not None:
             for name, array in adapter.arrays.items():
@@ -45,7 +47,7 @@ class Decoder:
         """The session planned for so many tokens, with its inputs written and padded."""
         count = len(tokens)
         bucket = 1 << (count - 1).bit_length()
-        session = self._sessions.get(bucket) or self._open(bucket)
+        session = self.session(bucket)
         positions = np.asarray(positions, np.int32)
         ids = np.asarray(sequence_ids, np.int32)
         if positions.max(initial=0) >= self.context:
@@ -70,6 +72,16 @@ class Decoder:
         session.run("forward")
         return session.tensor("logits")[:len(rows)]
 
+    def session(self, bucket: int) -> engine.Session:
+        """The session planned for ``bucket`` tokens a run, opened at first use."""
+        if bucket not in self._sessions:
+            self._sessions[bucket] = self._open(bucket)
+        return self._sessions[bucket]
+
+    def program(self, bucket: int) -> Program:
+        """The program of that session."""
+        return self._programs[bucket]
+
     def _open(self, bucket: int) -> engine.Session:
         bindings = {
             "T": bucket, "R": min(bucket, self.sequences), "S": self.context * self.sequences, "B": self.sequences,
@@ -89,7 +101,7 @@ class Decoder:
             session.tensor(name)[...] = array
         table = np.arange(self.sequences * self.blocks, dtype=np.int32).reshape(self.sequences, self.blocks)
         session.tensor("block_tables")[...] = table
-        self._sessions[bucket] = session
+        self._programs[bucket] = program
         return session
 
 
@@ -117,7 +129,7 @@ class Generator:
         self, model: str | Path, adapter: str | Path | None = None, recipe: str = "bf16", threads: int | None = None,
         context: int | None = None, sequences: int = 1,
     ) -> None:
-        self.loaded = LoadedModel.open(model, _installed_families())
+        self.loaded = LoadedModel.open(model, installed_families())
         self.tokenizer = self.loaded.tokenizer()
         chosen = _recipe(recipe)
         weights = FrozenWeights(self.loaded, chosen.compute)
@@ -151,7 +163,7 @@ class Generator:
     def _greedy_group(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> list[list[int]]:
         """Prompts one after another, then one token of every unfinished sequence a run."""
         answers: list[list[int]] = [[] for _ in prompts]
-        following = [int(self._prefill(prompt, row).argmax()) for row, prompt in enumerate(prompts)]
+        following = [int(self.prefill(prompt, row).argmax()) for row, prompt in enumerate(prompts)]
         active = list(range(len(prompts)))
         for _ in range(max_new_tokens):
             active = [row for row in active if following[row] not in self.tokenizer.stop_token_ids]
@@ -198,7 +210,7 @@ class Generator:
         if room < 1:
             raise DataError(f"the prompt has {len(prompt)} tokens, the context holds {self.decoder.context}")
         generator = np.random.default_rng(seed)
-        logits = self._prefill(prompt)
+        logits = self.prefill(prompt)
         for step in range(min(max_new_tokens, room)):
             token = sample(logits, temperature, top_p, generator)
             if token in self.tokenizer.stop_token_ids:
@@ -207,7 +219,7 @@ class Generator:
             if step + 1 < min(max_new_tokens, room):
                 logits = self.decoder.logits([token], [0], [len(prompt) + step], [0])[0]
 
-    def _prefill(self, prompt: Sequence[int], sequence: int = 0) -> np.ndarray:
+    def prefill(self, prompt: Sequence[int], sequence: int = 0) -> np.ndarray:
         """Logits [vocab] after the whole prompt, whose keys and values are then cached for ``sequence``."""
         for start in range(0, len(prompt), PROMPT_CHUNK):
             chunk = list(prompt[start:start + PROMPT_CHUNK])
@@ -216,7 +228,8 @@ class Generator:
         return logits[0]
 
 
-def _installed_families() -> list[Any]:
+def installed_families() -> list[Any]:
+    """The families of all installed plugins, whose kernels are then loaded too."""
     from .plugins.manager import get_manager
 
     manager = get_manager()

@@ -4,8 +4,9 @@
 //   dz_v = dl_v * (1 - (l_v / softcap)^2),          dx = logit_scale * dz . weight,     dweight += logit_scale * dz^T x
 //
 // Tokens without a target cost nothing: the others are gathered first, and taken kChunk at a time. A chunk's logits never
-// meet more than one worker's cache in the forward op; the gradient holds one chunk of them, in slots of kSlot columns, so
-// that dz (of x's precision) replaces l in place and a slot is one contraction step of the product that gives dx.
+// meet more than one worker's cache in the forward op. The gradient keeps one chunk of exp(l - largest of the panel), which
+// the softmax is a multiple of (with a cap it keeps l, whose slope it needs), in slots of kSlot columns: dz, in x's
+// precision, replaces them in place, and a slot is one contraction step of the product that gives dx.
 #pragma once
 
 #include "gemm.h"
@@ -13,7 +14,7 @@
 namespace sg::cpu::SG_ISA {
 
 struct CrossEntropy {
-  static constexpr int64_t kChunk = 256, kSlot = 512;
+  static constexpr int64_t kChunk = 256, kSlot = 512, kPanel = 128;  // a slot is whole panels
   const sg_tensor *x, *weight, *targets, *dtoken_loss, *token_loss, *dx, *dweight;
   int64_t tokens, width, vocabulary;
   float softcap, logit_scale;
@@ -43,7 +44,7 @@ struct CrossEntropy {
 // Dz: float or bf16, the precision in which dz meets the weight and x.
 template <class Micro, class Dz>
 struct CrossEntropyPlan {
-  static constexpr int64_t kSlot = CrossEntropy::kSlot;
+  static constexpr int64_t kSlot = CrossEntropy::kSlot, kPanel = CrossEntropy::kPanel;
   const CrossEntropy &p;
   int64_t chunk, slots;
   Gemm<Micro> logits, input_grad, weight_grad;
@@ -56,6 +57,7 @@ struct CrossEntropyPlan {
         logits(Gemm<Micro>::product(chunk, problem.vocabulary, problem.width, false)),
         input_grad(Gemm<Micro>::product(chunk, problem.width, problem.vocabulary, problem.weight->dtype >= SG_Q4_K)),
         weight_grad(Gemm<Micro>::over_tokens(kSlot, problem.width, chunk)) {
+    logits.panel = std::min(kPanel, round_up(p.vocabulary, Micro::kStrip));
     input_grad.step = kSlot;
     // finish_logits writes a panel to one slot, so panels must not cross from one slot into the next.
     if (kSlot % logits.panel != 0 && p.vocabulary > logits.panel) logits.panel = 128;
@@ -74,7 +76,7 @@ struct CrossEntropyPlan {
 template <class Micro, class Dz>
 struct CrossEntropyRun {
   using Plan = CrossEntropyPlan<Micro, Dz>;
-  static constexpr int64_t kSlot = CrossEntropy::kSlot;
+  static constexpr int64_t kSlot = CrossEntropy::kSlot, kPanel = CrossEntropy::kPanel;
   const sg_call *call;
   const CrossEntropy &p;
   Plan plan;
@@ -147,26 +149,34 @@ struct CrossEntropyRun {
              });
   }
 
-  // A row of one panel: scale and cap, remember the largest and the sum, keep the logits if a gradient follows.
+  // A row of one panel: scale and cap, remember the largest and the sum of exponentials, keep what a gradient needs.
+  // Sums and slots are padded to whole vectors; what is past `n` becomes -infinity, and 0 as an exponential.
   void finish_logits(int64_t first, const Gemm<Micro> &gemm, int64_t row, int64_t column, int n, float *sums) const {
-    vf largest = vset(-INFINITY);
     const vf scale = vset(p.logit_scale), cap = vset(p.softcap), inverse_cap = vset(p.softcap > 0 ? 1.0f / p.softcap : 0);
-    for (int i = 0; i < n; i += kLanes) {
-      vf v = vmul(vload(sums + i), scale);  // the panel is padded to whole vectors
+    const int padded = static_cast<int>(round_up(n, kLanes));
+    std::fill(sums + n, sums + padded, -INFINITY);
+    vf largest = vset(-INFINITY);
+    for (int i = 0; i < padded; i += kLanes) {
+      vf v = vmul(vload(sums + i), scale);
       if (p.softcap > 0) v = vmul(cap, vtanh(vmul(v, inverse_cap)));
       vstore(sums + i, v);
-      if (i + kLanes > n) std::fill(sums + n, sums + i + kLanes, -INFINITY);
-      largest = vmax(largest, vload(sums + i));
+      largest = vmax(largest, v);
     }
-    const float most = vmaximum(largest);
-    vf total = vzero();
-    for (int i = 0; i < n; i += kLanes) total = vadd(total, vexp(vsub(vload(sums + i), vset(most))));
-    float *out = partial + (row * gemm.panels() + column / gemm.panel) * 2;
-    out[0] = most;
-    out[1] = vsum(total);
+    if (p.softcap > 0) std::fill(sums + n, sums + padded, -INFINITY);
     const int64_t target = targets()[rows[first + row]] - column;
     if (target >= 0 && target < n) target_logit[row] = sums[target];
-    if (p.gradient) std::memcpy(slot_row(column, row), sums, static_cast<size_t>(n) * 4);
+    const vf most = vset(vmaximum(largest));
+    float *kept = p.gradient ? slot_row(column, row) : nullptr;
+    if (kept != nullptr && p.softcap > 0) std::memcpy(kept, sums, static_cast<size_t>(n) * 4);
+    vf total = vzero();
+    for (int i = 0; i < padded; i += kLanes) {
+      const vf e = vexp(vsub(vload(sums + i), most));
+      total = vadd(total, e);
+      if (kept != nullptr && p.softcap <= 0) vstore(kept + i, e);
+    }
+    float *out = partial + (row * gemm.panels() + column / gemm.panel) * 2;
+    out[0] = vmaximum(most);
+    out[1] = vsum(total);
   }
 
   void finish_row(int64_t first, int64_t row) const {
@@ -181,29 +191,40 @@ struct CrossEntropyRun {
     data<float>(p.token_loss)[rows[first + row]] = static_cast<float>(log_sum - target_logit[row]);
   }
 
-  // dz replaces l. Rows are read before they are overwritten: row r of dz ends where row r of l begins, or before.
+  // dz replaces what was kept. Row r of dz ends where row r of that begins, or before, so nothing is overwritten unread.
   void slot_gradient(int64_t first, int64_t count, int64_t s) const {
     const int64_t column = s * kSlot;
     const int n = static_cast<int>(std::min(kSlot, p.vocabulary - column));
-    const vf inverse_cap = vset(p.softcap > 0 ? 1.0f / p.softcap : 0.0f), one = vset(1.0f);
     for (int64_t row = 0; row < count; ++row) {
       const int32_t token = rows[first + row];
       const float weight = data<const float>(p.dtoken_loss)[token];
-      float *l = slot_row(column, row);
-      Dz *out = reinterpret_cast<Dz *>(slot(s)) + row * kSlot;
       const int64_t target = targets()[token] - column;
-      float at_target = 0.0f;
+      Dz *out = reinterpret_cast<Dz *>(slot(s)) + row * kSlot;
+      if (p.softcap > 0) capped_gradient(slot_row(column, row), n, row, weight, out);
+      else plain_gradient(slot_row(column, row), n, column, row, weight, out);
       if (target >= 0 && target < n) {
-        const float capped = p.softcap > 0 ? l[target] / p.softcap : 0.0f;
-        at_target = weight * (std::exp(l[target] - lse[row]) - 1.0f) * (1.0f - capped * capped);
+        const float ratio = p.softcap > 0 ? target_logit[row] / p.softcap : 0.0f;
+        from_float(weight * (std::exp(target_logit[row] - lse[row]) - 1.0f) * (1.0f - ratio * ratio), out + target);
       }
-      for (int i = 0; i < n; i += kLanes) {
-        const int lanes = std::min(kLanes, n - i);
-        const vf v = vload_n(l + i, lanes), ratio = vmul(v, inverse_cap);
-        const vf probability = vexp(vsub(v, vset(lse[row])));
-        vstore_n(out + i, vmul(vmul(vset(weight), probability), vfnma(ratio, ratio, one)), lanes);
+    }
+  }
+  void plain_gradient(const float *kept, int n, int64_t column, int64_t row, float weight, Dz *out) const {
+    const float *part = partial + (row * plan.logits.panels() + column / kPanel) * 2;
+    for (int begin = 0; begin < n; begin += kPanel, part += 2) {
+      const vf factor = vset(weight * std::exp(part[0] - lse[row]));
+      const int end = std::min<int>(n, begin + kPanel);
+      for (int i = begin; i < end; i += kLanes) {
+        const int lanes = std::min(kLanes, end - i);
+        vstore_n(out + i, vmul(vload_n(kept + i, lanes), factor), lanes);
       }
-      if (target >= 0 && target < n) from_float(at_target, out + target);
+    }
+  }
+  void capped_gradient(const float *kept, int n, int64_t row, float weight, Dz *out) const {
+    const vf inverse_cap = vset(1.0f / p.softcap), one = vset(1.0f), log_sum = vset(lse[row]), factor = vset(weight);
+    for (int i = 0; i < n; i += kLanes) {
+      const int lanes = std::min(kLanes, n - i);
+      const vf l = vload_n(kept + i, lanes), ratio = vmul(l, inverse_cap);
+      vstore_n(out + i, vmul(vmul(factor, vexp(vsub(l, log_sum))), vfnma(ratio, ratio, one)), lanes);
     }
   }
 
