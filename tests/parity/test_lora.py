@@ -1,0 +1,182 @@
+"""LoRA against PEFT, both ways: adapters read and written, gradients of A and B, merged weights, dropout."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from surogate_core.model import AppliedAdapter, LoadedModel
+from surogate_core.passes import LoraSpec
+from surogate_core.passes.lora import adapter_names
+from surogate_core.plugins.manager import get_manager
+from surogate_core.testing.parity import Parity, relative_error
+from surogate_core.train.export import merge
+from surogate_core.weights.peft_adapter import Adapter, LoraPair, read_adapter, write_adapter
+
+torch = pytest.importorskip("torch", reason="compares with PEFT: pip install 'surogate-core[test]'")
+peft = pytest.importorskip("peft", reason="compares with PEFT: pip install 'surogate-core[test]'")
+
+ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+
+
+@pytest.fixture(scope="module")
+def parity(tmp_path_factory) -> Parity:
+    manager = get_manager()
+    manager.load()
+    manager.load_kernels()
+    family = manager.families["llama"]
+    return Parity.make(family, family.tiny_configs()["mlp_bias_tied"], tmp_path_factory.mktemp("base"), seed=2)
+
+
+def in_peft(parity: Parity, **settings):
+    """A PEFT model over a fresh copy of the base, A and B random."""
+    import transformers
+
+    base = transformers.AutoModelForCausalLM.from_pretrained(parity.folder, attn_implementation="eager", dtype=torch.float32)
+    model = peft.get_peft_model(base, peft.LoraConfig(**{"r": 4, "lora_alpha": 6, "target_modules": ALL, **settings}))
+    torch.manual_seed(5)
+    for name, parameter in model.named_parameters():
+        if ".lora_" in name:
+            parameter.data.normal_(0, 0.1)
+    return model.eval()
+
+
+def peft_logits(parity: Parity, model) -> np.ndarray:
+    return Parity(parity.folder, model, parity.loaded, parity.batch).reference_logits()
+
+
+def trained(parity: Parity, spec: LoraSpec, values: dict[str, LoraPair] | None = None):
+    """A training session whose A and B are ``values``, or random."""
+    session = parity.train_session(adapter=spec)
+    generator = np.random.default_rng(7)
+    for name in session.layout.parameters:
+        target = session.parameter(name)
+        target[...] = generator.normal(0, 0.1, target.shape)
+    for weight, pair in (values or {}).items():
+        name_a, name_b = adapter_names(weight)
+        session.parameter(name_a)[...], session.parameter(name_b)[...] = pair.a, pair.b
+    session.refresh()
+    return session
+
+
+def pairs_of(parity: Parity, session, spec: LoraSpec) -> dict[str, LoraPair]:
+    found = {}
+    for weight, _ in parity.loaded.dsl().parameters():
+        name_a, name_b = adapter_names(weight)
+        if name_a in session.layout.parameters:
+            found[weight] = LoraPair(session.parameter(name_a).copy(), session.parameter(name_b).copy(), spec.scale)
+    return found
+
+
+@pytest.mark.parametrize("settings", [
+    {},
+    {"use_rslora": True},
+    {"rank_pattern": {"q_proj": 2, r"layers\.1\.mlp\.down_proj": 6}, "alpha_pattern": {"k_proj": 12}},
+    {"target_modules": ["q_proj", "v_proj"], "layers_to_transform": [1]},
+], ids=["plain", "rslora", "patterns", "some_layers"])  # fmt: skip
+def test_adapters_of_peft_mean_the_same_here(parity, tmp_path, settings):
+    model = in_peft(parity, **settings)
+    model.save_pretrained(tmp_path)
+    applied = AppliedAdapter.open(tmp_path, parity.loaded)
+    expected = peft_logits(parity, model)
+    assert relative_error(parity.logits(adapter=applied), expected) < 5e-6
+    assert relative_error(parity.logits(), expected) > 1e-2, "the adapter changes too little to tell"
+
+
+@pytest.mark.parametrize("spec", [
+    LoraSpec(4, 6.0), LoraSpec(4, 6.0, rank_stabilised=True), LoraSpec(3, 8.0, frozenset({"attn.q", "mlp.down"})),
+], ids=["all", "rslora", "two_roles"])  # fmt: skip
+def test_adapters_from_here_mean_the_same_in_peft(parity, tmp_path, spec):
+    import transformers
+
+    session = trained(parity, spec)
+    adapter = Adapter(pairs_of(parity, session, spec), str(parity.folder), spec.rank_stabilised)
+    names = parity.loaded.family.hf_names(parity.loaded.hyperparameters)
+    write_adapter(tmp_path, adapter, names, parity.loaded.hyperparameters.num_layers)
+    base = transformers.AutoModelForCausalLM.from_pretrained(parity.folder, attn_implementation="eager", dtype=torch.float32)
+    model = peft.PeftModel.from_pretrained(base, tmp_path).eval()
+    ours = parity.logits(adapter=AppliedAdapter.open(tmp_path, parity.loaded))
+    assert relative_error(ours, peft_logits(parity, model)) < 5e-6
+    again = read_adapter(tmp_path, names)
+    for weight, pair in adapter.pairs.items():
+        np.testing.assert_array_equal(again.pairs[weight].a, pair.a)
+        np.testing.assert_array_equal(again.pairs[weight].b, pair.b)
+        assert again.pairs[weight].scale == pytest.approx(pair.scale, rel=1e-7)
+
+
+@pytest.mark.parametrize("use_rslora", [False, True])
+def test_gradients_of_a_and_b_are_those_of_peft(parity, tmp_path, use_rslora):
+    model = in_peft(parity, use_rslora=use_rslora)
+    model.save_pretrained(tmp_path)
+    names = parity.loaded.family.hf_names(parity.loaded.hyperparameters)
+    pairs = read_adapter(tmp_path, names).pairs
+    session = trained(parity, LoraSpec(4, 6.0, rank_stabilised=use_rslora), pairs)
+    ours, theirs = parity.gradients(session), parity.reference_gradients(module=model)
+    assert ours.loss == pytest.approx(theirs.loss, rel=1e-6)
+    assert len(ours.values) == len(theirs.values) == 2 * len(pairs)
+    for weight in pairs:
+        module = names.file_names(weight)[0].removesuffix(".weight")
+        for half, name in zip("AB", adapter_names(weight)):
+            expected = theirs.values[f"base_model.model.{module}.lora_{half}.default.weight"]
+            assert relative_error(ours.values[name], expected) < 5e-5, name
+
+
+def test_merged_weights_answer_as_the_adapter_does(parity, tmp_path):
+    model = in_peft(parity, rank_pattern={"q_proj": 2})
+    model.save_pretrained(tmp_path / "adapter")
+    tiny_tokenizer(parity.folder, parity.loaded.hyperparameters.vocab_size)
+    report = merge(parity.folder, tmp_path / "adapter", tmp_path / "merged", "f32")
+    assert report.num_pairs == 14 and report.changed > 0.99 * report.total
+    merged = LoadedModel.open(tmp_path / "merged", [parity.loaded.family])
+    ours = Parity(tmp_path / "merged", None, merged, parity.batch).logits()
+    assert relative_error(ours, peft_logits(parity, model)) < 5e-6
+    theirs = model.merge_and_unload().state_dict()
+    for name in merged.store.names():
+        np.testing.assert_allclose(merged.store.get(name).to_f32(), theirs[name].numpy(), rtol=2e-6, atol=1e-7, err_msg=name)
+
+
+def tiny_tokenizer(folder, vocab_size: int) -> None:
+    import tokenizers
+
+    vocab = {chr(0x4E00 + i): i for i in range(vocab_size)}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocab, []))
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
+
+
+def test_dropout_repeats_and_keeps_the_mean(parity):
+    """A batch's loss under dropout: the same for the same step, another for another, and unbiased to first order: with a
+    tiny B the loss is linear in what dropout passes on, so its mean over many steps is the loss without dropout."""
+    from surogate_core.data.loader import Step
+
+    spec = LoraSpec(4, 8.0, frozenset({"attn.v"}), dropout=0.25)
+    dropped, plain = trained(parity, spec), trained(parity, LoraSpec(4, 8.0, spec.roles))
+    for session in (dropped, plain):
+        for name in session.layout.parameters:
+            if name.endswith("lora_b"):
+                session.parameter(name)[...] *= 1e-2
+    step = Step([parity.batch], 0, 0)
+    assert dropped.accumulate(step, 3) == dropped.accumulate(step, 3)
+    losses = np.array([dropped.accumulate(step, index) for index in range(200)])
+    assert len(np.unique(losses)) > 150
+    standard_error = losses.std() / np.sqrt(len(losses))
+    assert losses.std() > 0
+    assert abs(losses.mean() - plain.accumulate(step, 0)) < 4 * standard_error + 1e-6
+
+
+def test_the_gradient_under_dropout_goes_through_the_same_mask(parity):
+    """The slope of the loss along the gradient, by differences, is the gradient's length."""
+    from surogate_core.data.loader import Step
+
+    session, step = trained(parity, LoraSpec(4, 8.0, dropout=0.4)), Step([parity.batch], 0, 0)
+    session.accumulate(step, 1)
+    gradient = session.session.tensor("gradients").copy()
+    master, length = session.session.tensor("master"), float(np.linalg.norm(gradient))
+    start, width = master.copy(), 1e-2
+    losses = []
+    for sign in (1, -1):
+        master[:] = start + np.float32(sign * width / length) * gradient
+        losses.append(session.accumulate(step, 1))
+    assert (losses[0] - losses[1]) / (2 * width) == pytest.approx(length, rel=2e-3)
