@@ -52,7 +52,7 @@ class LoadedModel:
         """The checkpoint's own tokenizer. WeightError when there is none."""
         if self.store is None:
             raise WeightError("a model from random weights has no tokenizer of its own; name one with `tokenizer`")
-        return open_tokenizer(self.store.path)
+        return Tokenizer.from_gguf(self.store.gguf) if self.store.gguf is not None else open_tokenizer(self.store.path)
 
 
 def open_tokenizer(path: str | Path) -> Tokenizer:

@@ -83,6 +83,21 @@ class _Cursor:
         except UnicodeDecodeError as error:
             raise WeightError(f"{self.path}: {what} is not UTF-8 text ({error.reason}); {_AGAIN}") from error
 
+    def strings(self, count: int, what: str) -> list[str]:
+        """As many `string`s, with the same checks in one loop: a vocabulary has a hundred thousand."""
+        length_at, view, found = struct.Struct("<Q").unpack_from, self.view, []
+        for _ in range(count):
+            start = self.at + 8
+            stop = start + length_at(view, self.at)[0] if start <= self.size else self.size + 1
+            if stop > self.size:
+                self.string(what)  # says what is wrong
+            try:
+                found.append(str(view[start:stop], "utf-8"))
+            except UnicodeDecodeError:
+                self.string(what)
+            self.at = stop
+        return found
+
 
 class GGUFFile:
     """One mapped file. ``metadata`` (plain Python values, arrays as lists), ``names()``, ``get(name)``.
@@ -156,7 +171,7 @@ class GGUFFile:
         code = cursor.number("I", f"the element type of {key!r}")
         if code == _STRING:
             count = cursor.count(f"length of {key!r}", 8)
-            return [cursor.string(f"an element of {key!r}") for _ in range(count)], "str"
+            return cursor.strings(count, f"an element of {key!r}"), "str"
         if code not in _SCALARS:
             kind = "an array of arrays" if code == _ARRAY else f"an array of unknown type {code}"
             raise WeightError(f"{self.path}: metadata key {key!r} is {kind}, which cannot be read; {_AGAIN}")
