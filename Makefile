@@ -32,9 +32,12 @@ test: native $(VENV)/.test-ready
 
 # ninja does not lock its folder, so two makes at once wait for each other here.
 native: $(VENV)/.core-ready
-	@if [ ! -f $(BUILD)/build.ninja ]; then rm $(VENV)/.core-ready; $(MAKE) $(VENV)/.core-ready; fi
-	flock $(BUILD)/.make-lock $(VENV)/bin/cmake --build $(BUILD) -- --quiet
+	@flock $(BUILD)/.make-lock $(VENV)/bin/cmake --build $(BUILD) -- --quiet
 
+# Also made anew where only the build folder was removed.
+ifeq ($(wildcard $(BUILD)/build.ninja),)
+.PHONY: $(VENV)/.core-ready
+endif
 $(VENV)/.core-ready: $(PY) $(PROJECTS) $(NATIVE_SETUP)
 	@echo "== installing what the core needs, building it, and installing the plugins (a minute or two)"
 	$(call LISTED,build-system requires) > $(VENV)/requirements.txt
