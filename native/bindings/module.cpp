@@ -1,4 +1,6 @@
 // surogate_core._native: the engine as Python sees it. Thin: surogate_core/engine gives it its documented face.
+#include <cpuid.h>
+
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 
@@ -87,6 +89,8 @@ nb::dict cpu_features() {
   SUROGATE_FEATURE("avx512vnni");
   SUROGATE_FEATURE("avx512bf16");
 #undef SUROGATE_FEATURE
+  unsigned a = 0, b = 0, c = 0, d = 0;  // gcc 12 has no name for AMX: leaf 7, EDX bits 22 (bf16) and 24 (tiles)
+  result["amxbf16"] = __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d >> 22 & 1u) && (d >> 24 & 1u);
   return result;
 }
 

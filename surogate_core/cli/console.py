@@ -9,10 +9,10 @@ if TYPE_CHECKING:
 
 
 def output_console() -> Console:
-    """For progress and tables. Text is printed as it is: brackets are no markup, numbers get no colour."""
+    """For progress and tables. Text is printed as it is: brackets are no markup, numbers get no colour, lines are not wrapped."""
     from rich.console import Console
 
-    return Console(markup=False, highlight=False)
+    return Console(markup=False, highlight=False, soft_wrap=True)
 
 
 def error_console() -> Console:

@@ -81,18 +81,21 @@ def _copied(prepared: Prepared) -> str:
 
 
 def _kernel_paths(planned: dict[str, Any]) -> list[tuple[str, bool, str]]:
-    """Which kernels of an op are not used although a wider one exists, and whether it is this processor or the call."""
-    paths = []
-    available = {k["name"] for k in engine.kernels() if k["backend"] == "cpu"}
+    """Each kind of kernel: in how many instructions it runs, or why in none."""
     used = Counter(i["kernel"] for i in planned["instructions"])
+    outranked = {name for i in planned["instructions"] for name, _, score in i["candidates"] if score > 0}
     features = engine.cpu_features()
-    for name in sorted(available):
+    paths = []
+    for name in sorted({k["name"] for k in engine.kernels()}):
+        lacking = [feature for feature, has in features.items() if feature.startswith(name.split("_")[0]) and not has]
         if used.get(name):
             paths.append((f"{name} kernels", True, f"{used[name]} instructions"))
+        elif name in outranked:
+            paths.append((f"{name} kernels", False, "faster kernels take all these calls"))
+        elif lacking:
+            paths.append((f"{name} kernels", False, f"this processor lacks {', '.join(lacking)}"))
         else:
-            lacking = [f for f, has in features.items() if name.replace("_", "") in f.replace("_", "") and not has]
-            why = f"this processor lacks {', '.join(lacking)}" if lacking else "wider kernels take all these calls"
-            paths.append((f"{name} kernels", False, why))
+            paths.append((f"{name} kernels", False, "they take none of this program's calls"))
     return paths
 
 
