@@ -3,7 +3,7 @@
 Frequencies follow Su et al. 2021 (arXiv:2104.09864): inv_freq[i] = base^(-2i/R) for the R rotated dimensions. The scaled
 kinds are "linear" (positions / factor), "llama3" (Llama 3.1's smooth interpolation between wavelengths) and "yarn" (Peng
 et al. 2023, arXiv:2309.00071, with its attention factor); "factors" divides each frequency by a given number, which is how
-GGUF files carry llama3 scaling.
+GGUF files carry what they have no name for.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def inverse_frequencies(spec: RopeSpec) -> tuple[np.ndarray, float]:
     if spec.kind not in KINDS:
         raise ValueError(f"rope_type {spec.kind!r} is not known; known are {', '.join(KINDS)}")
     if spec.kind == "factors":
-        return plain / np.asarray(scaling["factors"], np.float64), 1.0
+        return plain / np.asarray(scaling["factors"], np.float64), float(scaling.get("attention_factor") or 1.0)
     factor = _setting(scaling, "factor", spec.kind)
     if spec.kind == "linear":
         return plain / factor, 1.0

@@ -14,7 +14,7 @@ from surogate_core.weights.name_map import NameMap
 from .hf_config import read_hf_config, write_hf_config
 from .model import Llama
 from .names import gguf_names, hf_names
-from .rope_factors import frequency_factors
+from .rope_factors import frequency_factors, needs_factors
 
 
 @dataclass(frozen=True)
@@ -72,9 +72,8 @@ class LlamaFamily(Family):
         return write_gguf_metadata(hyperparameters)
 
     def gguf_extra_tensors(self, hyperparameters: LlamaHyperparameters) -> dict[str, np.ndarray]:
-        """GGUF has no llama3 rope type: its smooth interpolation travels as one divisor per frequency."""
         spec = hyperparameters.rope
-        if spec.kind not in ("llama3", "factors"):
+        if not needs_factors(spec):
             return {}
         return {"rope_freqs.weight": frequency_factors(spec)}
 

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 from surogate_core.dsl.rope import inverse_frequencies
 from surogate_core.errors import WeightError
 
+from .rope_factors import needs_factors
+
 if TYPE_CHECKING:
     from .family import LlamaHyperparameters
 
@@ -60,12 +62,14 @@ def read_gguf_metadata(store) -> dict[str, Any]:
 
 
 def _rope_scaling(store, metadata, arch: str, dims: int) -> dict[str, Any]:
+    prefix = f"{arch}.rope.scaling."
+    magnitude = float(metadata.get(prefix + "attn_factor", 1.0))
     if "rope_freqs.weight" in store:
         factors = store.get("rope_freqs.weight").to_f32()
         if factors.shape != (dims // 2,):
             raise WeightError(f"{store.path}: rope_freqs.weight has shape {list(factors.shape)}, and {dims // 2} frequencies turn")
-        return {"rope_type": "factors", "factors": tuple(float(f) for f in factors)}
-    prefix = f"{arch}.rope.scaling."
+        scaling = {"rope_type": "factors", "factors": tuple(float(f) for f in factors)}
+        return scaling if magnitude == 1.0 else {**scaling, "attention_factor": magnitude}
     kind = metadata.get(prefix + "type", "none")
     if kind == "none":
         return {}
@@ -73,15 +77,12 @@ def _rope_scaling(store, metadata, arch: str, dims: int) -> dict[str, Any]:
         raise WeightError(f"{store.path}: {prefix}type {kind!r} is not known; known are none, linear, yarn")
     if prefix + "factor" not in metadata:
         raise WeightError(f"{store.path}: metadata lacks {prefix}factor, which {prefix}type {kind!r} needs")
-    scaling: dict[str, Any] = {"rope_type": kind, "factor": float(metadata[prefix + "factor"])}
+    scaling = {"rope_type": kind, "factor": float(metadata[prefix + "factor"])}
     if kind == "yarn":
         original = metadata.get(prefix + "original_context_length", metadata[f"{arch}.context_length"])
         scaling["original_max_position_embeddings"] = int(original)
-        for ours, theirs in (("beta_fast", "yarn_beta_fast"), ("beta_slow", "yarn_beta_slow")):
-            if prefix + theirs in metadata:
-                scaling[ours] = float(metadata[prefix + theirs])
-        if prefix + "attn_factor" in metadata:
-            scaling["attention_factor"] = float(metadata[prefix + "attn_factor"]) * _usual_yarn_magnitude(scaling["factor"])
+        if magnitude != 1.0:
+            scaling["attention_factor"] = magnitude * _usual_yarn_magnitude(scaling["factor"])
     return scaling
 
 
@@ -117,18 +118,14 @@ def write_gguf_metadata(h: LlamaHyperparameters) -> dict[str, Any]:
 
 def _written_scaling(h: LlamaHyperparameters) -> dict[str, Any]:
     kind, prefix = h.rope.kind, "llama.rope.scaling."
-    if kind not in ("linear", "yarn"):
-        return {}
-    factor = float(h.rope_scaling["factor"])
-    metadata: dict[str, Any] = {prefix + "type": kind, prefix + "factor": factor}
-    if kind == "yarn":
-        if not h.rope_scaling.get("truncate", True):
-            raise WeightError("GGUF cannot say that a yarn scaling has \"truncate\": false; export to safetensors")
-        metadata[prefix + "original_context_length"] = int(h.rope_scaling["original_max_position_embeddings"])
-        for ours, theirs in (("beta_fast", "yarn_beta_fast"), ("beta_slow", "yarn_beta_slow")):
-            if h.rope_scaling.get(ours) is not None:
-                metadata[prefix + theirs] = float(h.rope_scaling[ours])
-        magnitude = inverse_frequencies(h.rope)[1] / _usual_yarn_magnitude(factor)
-        if abs(magnitude - 1) > 1e-6:
-            metadata[prefix + "attn_factor"] = magnitude
+    magnitude = inverse_frequencies(h.rope)[1]
+    metadata: dict[str, Any] = {}
+    if not needs_factors(h.rope) and kind != "default":
+        factor = float(h.rope_scaling["factor"])
+        metadata |= {prefix + "type": kind, prefix + "factor": factor}
+        if kind == "yarn":
+            metadata[prefix + "original_context_length"] = int(h.rope_scaling["original_max_position_embeddings"])
+            magnitude /= _usual_yarn_magnitude(factor)
+    if abs(magnitude - 1) > 1e-6:
+        metadata[prefix + "attn_factor"] = magnitude
     return metadata

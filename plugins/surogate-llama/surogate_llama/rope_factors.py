@@ -1,4 +1,4 @@
-"""Llama 3's rotary scaling in GGUF files: one divisor per frequency, from the parameters and back to them."""
+"""Rotary scaling that GGUF files carry as one divisor per frequency, from its parameters and, for Llama 3, back to them."""
 
 from __future__ import annotations
 
@@ -14,6 +14,15 @@ _KNOWN_FACTORS = (8.0, 32.0)
 _LLAMA3 = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 
 
+def needs_factors(spec: RopeSpec) -> bool:
+    """Whether GGUF has no name for the scaling that llama.cpp would honour: Llama 3's, and yarn with other settings than
+    the usual, which llama.cpp takes from its command line and not from the file."""
+    if spec.kind in ("llama3", "factors"):
+        return True
+    beta_fast, beta_slow = spec.scaling.get("beta_fast") or 32, spec.scaling.get("beta_slow") or 1
+    return spec.kind == "yarn" and (beta_fast != 32 or beta_slow != 1 or not spec.scaling.get("truncate", True))
+
+
 def frequency_factors(spec: RopeSpec) -> np.ndarray:
     """float32 [R/2]: what each plain frequency is divided by."""
     plain = inverse_frequencies(RopeSpec(spec.head_dim, spec.base, spec.rotated))[0]
@@ -22,6 +31,8 @@ def frequency_factors(spec: RopeSpec) -> np.ndarray:
 
 def llama3_of_factors(spec: RopeSpec) -> dict[str, Any] | None:
     """The rope_scaling of a released Llama 3 that has the factors of ``spec``; None when none has."""
+    if spec.scaling.get("attention_factor", 1.0) != 1.0:
+        return None
     given = np.asarray(spec.scaling["factors"], np.float32)
     for factor in _KNOWN_FACTORS:
         scaling = {**_LLAMA3, "factor": factor}
