@@ -45,6 +45,7 @@ struct CrossEntropy {
 template <class Micro, class Dz>
 struct CrossEntropyPlan {
   static constexpr int64_t kSlot = CrossEntropy::kSlot, kPanel = CrossEntropy::kPanel;
+  static_assert(kSlot % kPanel == 0 && kPanel % Micro::kStrip == 0);
   const CrossEntropy &p;
   int64_t chunk, slots;
   Gemm<Micro> logits, input_grad, weight_grad;
@@ -59,8 +60,6 @@ struct CrossEntropyPlan {
         weight_grad(Gemm<Micro>::over_tokens(kSlot, problem.width, chunk)) {
     logits.panel = std::min(kPanel, round_up(p.vocabulary, Micro::kStrip));
     input_grad.step = kSlot;
-    // finish_logits writes a panel to one slot, so panels must not cross from one slot into the next.
-    if (kSlot % logits.panel != 0 && p.vocabulary > logits.panel) logits.panel = 128;
     worker_bytes = logits.worker_bytes();
     if (p.gradient) worker_bytes = std::max({worker_bytes, input_grad.worker_bytes(), weight_grad.worker_bytes()});
     offset_x = round_up(p.tokens * 4, 64);

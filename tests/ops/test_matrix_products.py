@@ -1,0 +1,87 @@
+"""What the matrix products promise beyond their samples: batch independence, unsupervised rows, alternatives, refusals."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from surogate_core import engine
+from surogate_core.engine import EngineError, onednn
+from surogate_core.weights.quants import f32_to_bf16, quantize
+
+QUANTISED = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k", "q5_k", "q6_k")
+
+
+def names(op: str, ending: str = "") -> list[str]:
+    return [k["name"] for k in engine.kernels() if k["op"] == op and k["name"].endswith(ending)]
+
+
+def weight(rng, dtype: str, rows: int, width: int):
+    values = rng.standard_normal((rows, width)).astype(np.float32)
+    return values if dtype == "f32" else (quantize(values, dtype), dtype, values.shape)
+
+
+def run_linear(x, w, rows: int, kernel: str, threads: int = 1) -> np.ndarray:
+    y = np.full((x.shape[0], rows), np.nan, np.float32)
+    engine.run_op("linear", [x, w, None, None], [y], {"alpha": 1.0}, kernel=kernel, threads=threads)
+    return y
+
+
+@pytest.mark.parametrize("dtype", ("f32", "bf16", "f16", *QUANTISED))
+@pytest.mark.parametrize("kernel", names("linear", "_few"))
+def test_a_decoded_token_has_the_same_bits_alone_and_in_a_batch(kernel, dtype):
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((8, 512)).astype(np.float32)
+    w = weight(rng, dtype, 77, 512)
+    alone = np.concatenate([run_linear(x[i : i + 1], w, 77, kernel) for i in range(8)])
+    assert np.isfinite(alone).all()
+    for tokens in range(2, 9):
+        assert np.array_equal(run_linear(x[:tokens], w, 77, kernel, threads=2), alone[:tokens])
+
+
+@pytest.mark.parametrize("kernel", [k for k in names("linear") if not k.endswith("_few") and k != "onednn"])
+def test_a_prompt_token_has_the_same_bits_whatever_the_prompt(kernel):
+    rng = np.random.default_rng(1)
+    bits = f32_to_bf16(rng.standard_normal((200, 320)).astype(np.float32))
+    w = weight(rng, "q8_0", 150, 320)
+
+    def run(rows):
+        y = np.full((rows, 150), np.nan, np.float32)
+        x = (bits[:rows].copy(), "bf16", (rows, 320))
+        engine.run_op("linear", [x, w, None, None], [y], {"alpha": 1.0}, kernel=kernel)
+        return y
+
+    assert np.array_equal(run(33), run(200)[:33])
+
+
+@pytest.mark.parametrize("kernel", names("linear_cross_entropy_grad"))
+def test_rows_without_a_target_are_not_looked_at(kernel):
+    rng = np.random.default_rng(2)
+    bits = f32_to_bf16(rng.standard_normal((40, 64)).astype(np.float32))
+    targets = np.full(40, -1, np.int32)
+    targets[[3, 17, 39]] = (0, 5, 699)
+    bits[targets < 0] = 0x7FC0  # NaN
+    loss, dx = np.full(40, np.nan, np.float32), np.full((40, 64), 0x7FC0, np.uint16)
+    weights = np.ones(40, np.float32)
+    engine.run_op(
+        "linear_cross_entropy_grad",
+        [(bits, "bf16", bits.shape), weight(rng, "bf16", 700, 64), targets, weights],
+        [loss, (dx, "bf16", dx.shape), None],
+        kernel=kernel,
+    )
+    assert (loss[targets < 0] == 0).all() and (loss[targets >= 0] > 0).all()
+    assert (dx[targets < 0] == 0).all() and ((dx[targets >= 0] & 0x7F80) != 0x7F80).all()
+
+
+@pytest.mark.parametrize("kernel", names("linear_cross_entropy"))
+def test_a_target_outside_the_vocabulary_is_refused(kernel):
+    x = (np.zeros((2, 32), np.uint16), "bf16", (2, 32))
+    w = (np.zeros((10, 32), np.uint16), "bf16", (10, 32))
+    with pytest.raises(EngineError, match="target 10 of token 1 is outside the vocabulary of 10"):
+        engine.run_op("linear_cross_entropy", [x, w, np.array([1, 10], np.int32)], [np.zeros(2, np.float32)], kernel=kernel)
+
+
+def test_onednn_is_found_where_its_distribution_lists_it():
+    assert onednn.preload() is None
+    assert onednn.find().name.startswith("libdnnl")
+    assert "onednn" in names("linear")
