@@ -61,6 +61,24 @@ def test_a_gradient_of_many_chunks(kernel, attrs):
         assert np.linalg.norm(got - want) <= 1e-5 * np.linalg.norm(want), name
 
 
+@pytest.mark.parametrize("kernel", kernels("attention"))
+def test_operands_may_be_parts_of_one_fused_product(kernel):
+    """q, k, v (and their gradients) as columns of one [T, heads + 2 * kv_heads, head_dim] array give the same bits."""
+    fused, apart = (np.full((150, 8, 32), np.nan, np.float32) for _ in range(2))
+    fused[:] = RNG.standard_normal(fused.shape)
+    parts = [fused[:, :4], fused[:, 4:6], fused[:, 6:]]
+    do, starts = RNG.standard_normal((150, 4, 32)).astype(np.float32), np.array([0, 61, 150], np.int32)
+    results = []
+    for q, k, v in (parts, [x.copy() for x in parts]):
+        o, lse = np.full((150, 4, 32), np.nan, np.float32), np.full((150, 4), np.nan, np.float32)
+        engine.run_op("attention", [q, k, v, starts], [o, lse], ATTRS, kernel=kernel)
+        grads = [apart[:, :4], apart[:, 4:6], apart[:, 6:]] if not results else [np.full_like(x, np.nan) for x in parts]
+        engine.run_op("attention_grad", [do, q, k, v, o, lse, starts], grads, ATTRS, kernel=kernel)
+        results.append([x.copy() for x in (o, lse, *grads)])
+    for one, other in zip(*results, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
 def test_documents_must_cover_the_tokens():
     q = np.zeros((8, 2, 16), np.float32)
     outputs = [np.zeros_like(q), np.zeros((8, 2), np.float32)]

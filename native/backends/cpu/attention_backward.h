@@ -146,15 +146,15 @@ class Backward {
       : call_(call),
         plan_(call),
         dims_(plan_.dims),
-        do_(data<const T>(input(call, 0))),
-        q_(data<const T>(input(call, 1))),
-        k_(data<const T>(input(call, 2))),
-        v_(data<const T>(input(call, 3))),
-        o_(data<const T>(input(call, 4))),
+        do_(input(call, 0)),
+        q_(input(call, 1)),
+        k_(input(call, 2)),
+        v_(input(call, 3)),
+        o_(input(call, 4)),
         lse_(data<const float>(input(call, 5))),
-        dq_(data<T>(output(call, 0))),
-        dk_(data<T>(output(call, 1))),
-        dv_(data<T>(output(call, 2))) {}
+        dq_(output(call, 0)),
+        dk_(output(call, 1)),
+        dv_(output(call, 2)) {}
 
   int32_t run() {
     const sg_tensor *doc_starts = input(call_, 6);
@@ -215,9 +215,8 @@ class Backward {
 
   // One row of dk and dv from its sums.
   void store_sums(const float *sums, int64_t token, int kv_head) {
-    store_row(dk_ + (token * dims_.kv_heads + kv_head) * dims_.head_dim, sums, dims_.head_dim, dims_.scale);
-    store_row(dv_ + (token * dims_.kv_heads + kv_head) * dims_.value_dim, sums + dims_.padded_head_dim, dims_.value_dim,
-              1.0f);
+    store_row(dk_.row(token, kv_head), sums, dims_.head_dim, dims_.scale);
+    store_row(dv_.row(token, kv_head), sums + dims_.padded_head_dim, dims_.value_dim, 1.0f);
   }
   static void store_row(T *out, const float *x, int n, float factor) {
     const vf f = vset(factor);
@@ -236,10 +235,10 @@ class Backward {
     const int end_key = dims_.end_key(local_end, length);
     for (int key = dims_.first_key(local_begin); key < end_key; key += kKeyBlock) {
       const int keys = std::min(kKeyBlock, end_key - key), padded = static_cast<int>(round_up(keys, kPad));
-      column_rows(rows, k_, chunk.doc_begin + key, keys, dims_.kv_heads, kv_head, 1, dims_.head_dim);
+      k_.columns(rows, chunk.doc_begin + key, keys, kv_head, 1);
       pack_a(s.k, rows, keys, padded, dims_.head_dim, dims_.padded_head_dim);
       pack_a_transposed(s.k_transposed, kKeyBlock, rows, keys, padded, dims_.head_dim, dims_.padded_head_dim);
-      column_rows(rows, v_, chunk.doc_begin + key, keys, dims_.kv_heads, kv_head, 1, dims_.value_dim);
+      v_.columns(rows, chunk.doc_begin + key, keys, kv_head, 1);
       pack_a(s.v, rows, keys, padded, dims_.value_dim, dims_.padded_value_dim);
       for (int strip = 0; strip < s.columns.padded; strip += kWidth) run_strip(s, strip, key, padded);
       add_key_sums(s, key - chunk.first_key, padded, sums, static_cast<int>(ld));
@@ -252,17 +251,20 @@ class Backward {
     const Columns &columns = s.columns;
     const T *rows[kMaxGroup];
     const int first_head = kv_head * dims_.group;
-    column_rows(rows, q_, begin, columns.count, dims_.heads, first_head, dims_.group, dims_.head_dim);
+    q_.columns(rows, begin, columns.count, first_head, dims_.group);
     pack_b_transposed(s.q, rows, columns.count, columns.padded, dims_.head_dim, dims_.padded_head_dim);
     pack_b(s.q_rows, rows, columns.count, columns.padded, dims_.head_dim, dims_.padded_head_dim);
-    column_rows(rows, do_, begin, columns.count, dims_.heads, first_head, dims_.group, dims_.value_dim);
+    do_.columns(rows, begin, columns.count, first_head, dims_.group);
     pack_b_transposed(s.dout, rows, columns.count, columns.padded, dims_.value_dim, dims_.padded_value_dim);
     pack_b(s.dout_rows, rows, columns.count, columns.padded, dims_.value_dim, dims_.padded_value_dim);
     for (int c = 0; c < columns.padded; ++c) {
-      const int64_t row = (begin + c / dims_.group) * static_cast<int64_t>(dims_.heads) + first_head + c % dims_.group;
-      const bool real = c < columns.count;
-      s.minus_lse[c] = real ? lse_[row] * -kLog2e : -1e30f;  // a column of padding has no weights
-      s.delta[c] = real ? dot_rows(do_ + row * dims_.value_dim, o_ + row * dims_.value_dim, dims_.value_dim) : 0.0f;
+      s.minus_lse[c] = -1e30f;  // a column of padding has no weights
+      s.delta[c] = 0.0f;
+      if (c >= columns.count) continue;
+      const int64_t token = begin + c / dims_.group;
+      const int head = first_head + c % dims_.group;
+      s.minus_lse[c] = lse_[token * dims_.heads + head] * -kLog2e;
+      s.delta[c] = dot_rows(do_.row(token, head), o_.row(token, head), dims_.value_dim);
     }
     std::fill(s.dq, s.dq + static_cast<int64_t>(columns.padded) * dims_.padded_head_dim, 0.0f);
   }
@@ -317,9 +319,7 @@ class Backward {
       const int width = std::min(kWidth, s.columns.count - strip);
       for (int c = 0; c < width; ++c) {
         const int column = strip + c;
-        const int64_t row = (begin + column / dims_.group) * static_cast<int64_t>(dims_.heads) + kv_head * dims_.group +
-                            column % dims_.group;
-        rows[c] = dq_ + row * dims_.head_dim;
+        rows[c] = dq_.row(begin + column / dims_.group, kv_head * dims_.group + column % dims_.group);
       }
       store_transposed(rows, width, s.dq + strip * dims_.padded_head_dim, factor, dims_.head_dim);
     }
@@ -353,9 +353,9 @@ class Backward {
   const sg_call *call_;
   BackwardPlan plan_;
   const AttentionDims &dims_;
-  const T *do_, *q_, *k_, *v_, *o_;
+  TokenRows<const T> do_, q_, k_, v_, o_;
   const float *lse_;
-  T *dq_, *dk_, *dv_;
+  TokenRows<T> dq_, dk_, dv_;
 };
 
 inline bool same_shape(const sg_tensor *a, const sg_tensor *b) {
@@ -369,15 +369,14 @@ inline bool backward_supported(const sg_call *call) {
   }
   for (int i = 0; i < 3; ++i) {
     const sg_tensor *out = output(call, i), *of = input(call, i + 1);
-    if (out == nullptr || out->dtype != of->dtype || !same_shape(out, of)) return false;
+    if (out == nullptr || out->dtype != of->dtype || !same_shape(out, of) || !has_dense_heads(out)) return false;
   }
   const sg_tensor *dout = input(call, 0), *q = input(call, 1), *k = input(call, 2), *v = input(call, 3);
   const sg_tensor *o = input(call, 4), *lse = input(call, 5);
   if (!attention_supported(call, q, k, v) || k->shape[0] != q->shape[0]) return false;
-  return dout->dtype == q->dtype && o->dtype == q->dtype && same_shape(dout, o) && o->rank == 3 &&
-         o->shape[0] == q->shape[0] && o->shape[1] == q->shape[1] && o->shape[2] == v->shape[2] && lse->dtype == SG_F32 &&
-         lse->rank == 2 && lse->shape[0] == q->shape[0] && lse->shape[1] == q->shape[1] &&
-         is_document_list(input(call, 6)) && all_dense(call);
+  return dout->dtype == q->dtype && o->dtype == q->dtype && same_shape(dout, o) && has_dense_heads(dout) &&
+         has_dense_heads(o) && o->shape[0] == q->shape[0] && o->shape[1] == q->shape[1] && o->shape[2] == v->shape[2] &&
+         is_lse(lse, q) && is_document_list(input(call, 6));
 }
 
 }  // namespace sg::cpu::SG_ISA

@@ -53,8 +53,31 @@ struct AttentionDims {
   int end_key(int end, int length) const { return causal ? end : length; }
 };
 
+// A tensor [tokens, heads, dim] whose tokens may lie apart, as parts of one fused product do.
+inline bool has_dense_heads(const sg_tensor *t) {
+  return t->rank == 3 && (t->shape[2] == 1 || t->strides[2] == 1) && (t->shape[1] == 1 || t->strides[1] == t->shape[2]);
+}
+
+template <class T>
+struct TokenRows {
+  T *base;
+  int64_t stride;  // from token to token
+  int dim;
+  explicit TokenRows(const sg_tensor *t)
+      : base(static_cast<T *>(t->data)), stride(t->strides[0]), dim(static_cast<int>(t->shape[2])) {}
+  T *row(int64_t token, int head) const { return base + token * stride + head * dim; }
+  // rows[c] = the row of column c: token0 + c / group, first_head + c % group.
+  void columns(T **rows, int64_t token0, int count, int first_head, int group) const {
+    T *at = row(token0, first_head);
+    for (int c = 0; c < count; c += group, at += stride) {
+      for (int g = 0; g < group; ++g) rows[c + g] = at + g * dim;
+    }
+  }
+};
+
 inline bool attention_supported(const sg_call *call, const sg_tensor *q, const sg_tensor *k, const sg_tensor *v) {
-  if (q == nullptr || k == nullptr || v == nullptr || q->rank != 3 || k->rank != 3 || v->rank != 3) return false;
+  if (q == nullptr || k == nullptr || v == nullptr) return false;
+  if (!has_dense_heads(q) || !has_dense_heads(k) || !has_dense_heads(v)) return false;
   if (!is_activation(q) || k->dtype != q->dtype || v->dtype != q->dtype) return false;
   if (k->shape[0] != v->shape[0] || k->shape[1] != v->shape[1] || k->shape[2] != q->shape[2]) return false;
   if (k->shape[1] < 1 || q->shape[1] % k->shape[1] != 0 || q->shape[1] / k->shape[1] > kMaxGroup) return false;
@@ -62,7 +85,12 @@ inline bool attention_supported(const sg_call *call, const sg_tensor *q, const s
   return q->shape[0] < (1 << 24) && attr_float(call, "scale", 0.0) > 0.0 && attr_int(call, "window", 0) >= 0;
 }
 
-inline bool is_document_list(const sg_tensor *t) { return t->dtype == SG_I32 && t->rank == 1 && t->shape[0] >= 1; }
+inline bool is_document_list(const sg_tensor *t) {
+  return t->dtype == SG_I32 && t->rank == 1 && t->shape[0] >= 1 && is_dense(t);
+}
+inline bool is_lse(const sg_tensor *t, const sg_tensor *q) {
+  return t->dtype == SG_F32 && t->rank == 2 && t->shape[0] == q->shape[0] && t->shape[1] == q->shape[1] && is_dense(t);
+}
 
 // SG_OK if the documents ascend from 0 to T.
 inline int32_t check_documents(const sg_call *call, const sg_tensor *doc_starts, int64_t tokens) {
@@ -121,15 +149,6 @@ struct StripRange {
   bool empty() const { return end <= begin; }
   int size() const { return end - begin; }
 };
-
-// rows[c] = the row of column c: x[token0 + c / group, first_head + c % group] of a tensor [tokens, heads, dim].
-template <class T>
-inline void column_rows(const T **rows, const T *x, int64_t token0, int count, int heads, int first_head, int group, int dim) {
-  const T *row = x + (token0 * heads + first_head) * dim;
-  for (int c = 0; c < count; c += group, row += static_cast<int64_t>(heads) * dim) {
-    for (int g = 0; g < group; ++g) rows[c + g] = row + g * dim;
-  }
-}
 
 // Writes strip columns [0, count) of transposed[dim][kWidth], times factor[column], as rows.
 template <class T>

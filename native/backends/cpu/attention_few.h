@@ -15,9 +15,42 @@ constexpr int kFewColumns = 16;
 
 // Keys of one pass of few_dots: two tiles of lanes, for enough independent sums to hide the latency of each.
 constexpr int kFewKeys = 2 * kLanes;
+// Columns of the keys that one transposed tile holds: a lane of it holds one fp32 or a pair of bf16.
+template <class C>
+constexpr int kTileDims = kLanes * static_cast<int>(sizeof(float) / sizeof(C));
 
-// logits[c][0 .. kFewKeys) += q[c][0 .. kLanes) . keys, the keys transposed into tiles[i][kFewKeys]; N columns.
-template <int N>
+// tiles[i][n] = column d + i of keys[n], for kLanes keys and kTileDims columns; zero past `count` and `dim`.
+inline void transpose_keys(float *tiles, const float *const *keys, int count, int d, int dim) {
+  vf tile[kLanes];
+  load_tile(tile, keys, count, d, dim);
+  transpose_tile(tile);
+#pragma GCC unroll 16
+  for (int i = 0; i < kLanes; ++i) vstore(tiles + i * kFewKeys, tile[i]);
+}
+inline vf load_clipped_pairs(const bf16 *row, int d, int dim) {
+  if (d + 2 * kLanes <= dim) return vload(reinterpret_cast<const float *>(row + d));
+  bf16 words[2 * kLanes] = {};
+  if (d < dim) std::memcpy(words, row + d, static_cast<size_t>(dim - d) * sizeof(bf16));
+  return vload(reinterpret_cast<const float *>(words));
+}
+inline void transpose_keys(float *tiles, const bf16 *const *keys, int count, int d, int dim) {
+  vf tile[kLanes];
+  if (count >= kLanes && d + 2 * kLanes <= dim) {
+#pragma GCC unroll 16
+    for (int i = 0; i < kLanes; ++i) tile[i] = vload(reinterpret_cast<const float *>(keys[i] + d));
+  } else {
+    for (int i = 0; i < kLanes; ++i) tile[i] = i < count ? load_clipped_pairs(keys[i], d, dim) : vzero();
+  }
+  transpose_tile(tile);
+#pragma GCC unroll 16
+  for (int i = 0; i < kLanes; ++i) {
+    vstore(tiles + 2 * i * kFewKeys, low_bf16(tile[i]));
+    vstore(tiles + (2 * i + 1) * kFewKeys, high_bf16(tile[i]));
+  }
+}
+
+// logits[c][0 .. kFewKeys) += q[c][0 .. dims) . keys, the keys transposed into tiles[dims][kFewKeys]; N columns.
+template <int N, int dims>
 inline void few_dots(float *logits, const float *tiles, const float *q, int padded_dim) {
   vf acc[N][2];
   const float *rows[N];
@@ -28,7 +61,7 @@ inline void few_dots(float *logits, const float *tiles, const float *q, int padd
     acc[c][1] = vload(logits + c * kKeyBlock + kLanes);
   }
 #pragma GCC unroll 16
-  for (int i = 0; i < kLanes; ++i) {
+  for (int i = 0; i < dims; ++i) {
     const vf left = vload(tiles + i * kFewKeys), right = vload(tiles + i * kFewKeys + kLanes);
 #pragma GCC unroll 4
     for (int c = 0; c < N; ++c) {
@@ -47,27 +80,23 @@ inline void few_dots(float *logits, const float *tiles, const float *q, int padd
 // logits[c][n] = q[c] . keys[n], up to kKeyBlock keys; q in fp32 rows of padded_dim.
 template <class C>
 void few_logits(float *logits, int columns, const float *q, const C *const *keys, int count, int dim, int padded_dim) {
-  alignas(64) float tiles[kLanes * kFewKeys];
-  vf tile[kLanes];
+  constexpr int kDims = kTileDims<C>;
+  alignas(64) float tiles[kDims * kFewKeys];
   for (int n = 0; n < count; n += kFewKeys) {
     for (int c = 0; c < columns; ++c) {
       vstore(logits + c * kKeyBlock + n, vzero());
       vstore(logits + c * kKeyBlock + n + kLanes, vzero());
     }
-    for (int d = 0; d < dim; d += kLanes) {
-      for (int half = 0; half < kFewKeys; half += kLanes) {
-        load_tile(tile, keys + n + half, count - n - half, d, dim);
-        transpose_tile(tile);
-#pragma GCC unroll 16
-        for (int i = 0; i < kLanes; ++i) vstore(tiles + i * kFewKeys + half, tile[i]);
-      }
+    for (int d = 0; d < dim; d += kDims) {
+      transpose_keys(tiles, keys + n, count - n, d, dim);
+      transpose_keys(tiles + kLanes, keys + n + kLanes, count - n - kLanes, d, dim);
       float *out = logits + n;
       const float *x = q + d;
       int c = 0;
-      for (; c + 4 <= columns; c += 4) few_dots<4>(out + c * kKeyBlock, tiles, x + c * padded_dim, padded_dim);
-      if (columns - c == 3) few_dots<3>(out + c * kKeyBlock, tiles, x + c * padded_dim, padded_dim);
-      if (columns - c == 2) few_dots<2>(out + c * kKeyBlock, tiles, x + c * padded_dim, padded_dim);
-      if (columns - c == 1) few_dots<1>(out + c * kKeyBlock, tiles, x + c * padded_dim, padded_dim);
+      for (; c + 4 <= columns; c += 4) few_dots<4, kDims>(out + c * kKeyBlock, tiles, x + c * padded_dim, padded_dim);
+      if (columns - c == 3) few_dots<3, kDims>(out + c * kKeyBlock, tiles, x + c * padded_dim, padded_dim);
+      if (columns - c == 2) few_dots<2, kDims>(out + c * kKeyBlock, tiles, x + c * padded_dim, padded_dim);
+      if (columns - c == 1) few_dots<1, kDims>(out + c * kKeyBlock, tiles, x + c * padded_dim, padded_dim);
     }
   }
 }

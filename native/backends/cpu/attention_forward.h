@@ -59,10 +59,10 @@ class Forward {
   explicit Forward(const sg_call *call)
       : call_(call),
         dims_(forward_dims(call)),
-        q_(data<const T>(input(call, 0))),
-        k_(data<const T>(input(call, 1))),
-        v_(data<const T>(input(call, 2))),
-        o_(data<T>(output(call, 0))),
+        q_(input(call, 0)),
+        k_(input(call, 1)),
+        v_(input(call, 2)),
+        o_(output(call, 0)),
         lse_(data<float>(output(call, 1))) {}
 
   int32_t run() {
@@ -99,8 +99,7 @@ class Forward {
     const Columns &columns = s.columns;
     const T *rows[kMaxGroup];
     const T *query_rows[kMaxGroup];
-    column_rows(query_rows, q_, block.begin, columns.count, dims_.heads, kv_head * dims_.group, dims_.group,
-                dims_.head_dim);
+    q_.columns(query_rows, block.begin, columns.count, kv_head * dims_.group, dims_.group);
     pack_b_transposed(s.q, query_rows, columns.count, columns.padded, dims_.head_dim, dims_.padded_head_dim);
     std::fill(s.o, s.o + static_cast<int64_t>(columns.padded) * dims_.padded_value_dim, 0.0f);
     std::fill(s.peak, s.peak + columns.padded, kLowestPeak);
@@ -109,9 +108,9 @@ class Forward {
     const int end_key = dims_.end_key(end, length);
     for (int key = dims_.first_key(begin); key < end_key; key += kKeyBlock) {
       const int keys = std::min(kKeyBlock, end_key - key), padded = static_cast<int>(round_up(keys, kPad));
-      column_rows(rows, k_, block.doc_begin + key, keys, dims_.kv_heads, kv_head, 1, dims_.head_dim);
+      k_.columns(rows, block.doc_begin + key, keys, kv_head, 1);
       pack_a(s.k, rows, keys, padded, dims_.head_dim, dims_.padded_head_dim);
-      column_rows(rows, v_, block.doc_begin + key, keys, dims_.kv_heads, kv_head, 1, dims_.value_dim);
+      v_.columns(rows, block.doc_begin + key, keys, kv_head, 1);
       pack_a_transposed(s.v, kKeyBlock, rows, keys, padded, dims_.value_dim, dims_.padded_value_dim);
       for (int strip = 0; strip < columns.padded; strip += kWidth) run_strip(s, strip, key, padded);
     }
@@ -139,11 +138,10 @@ class Forward {
       const int width = std::min(kWidth, count - strip);
       for (int c = 0; c < kWidth; ++c) inverse[c] = 1.0f / s.total[strip + c];
       for (int c = 0; c < width; ++c) {
-        const int column = strip + c;
-        const int64_t row = (block.begin + column / dims_.group) * static_cast<int64_t>(dims_.heads) +
-                            kv_head * dims_.group + column % dims_.group;
-        rows[c] = o_ + row * dims_.value_dim;
-        lse_[row] = s.peak[column] * kLn2 + std::log(s.total[column]);
+        const int column = strip + c, head = kv_head * dims_.group + column % dims_.group;
+        const int64_t token = block.begin + column / dims_.group;
+        rows[c] = o_.row(token, head);
+        lse_[token * dims_.heads + head] = s.peak[column] * kLn2 + std::log(s.total[column]);
       }
       store_transposed(rows, width, s.o + strip * dims_.padded_value_dim, inverse, dims_.value_dim);
     }
@@ -151,8 +149,8 @@ class Forward {
 
   const sg_call *call_;
   AttentionDims dims_;
-  const T *q_, *k_, *v_;
-  T *o_;
+  TokenRows<const T> q_, k_, v_;
+  TokenRows<T> o_;
   float *lse_;
 };
 
@@ -160,9 +158,8 @@ inline bool forward_supported(const sg_call *call) {
   const sg_tensor *q = input(call, 0), *k = input(call, 1), *v = input(call, 2), *doc_starts = input(call, 3);
   const sg_tensor *o = output(call, 0), *lse = output(call, 1);
   if (!attention_supported(call, q, k, v) || doc_starts == nullptr || o == nullptr || lse == nullptr) return false;
-  return k->shape[0] == q->shape[0] && is_document_list(doc_starts) && o->dtype == q->dtype && o->rank == 3 &&
-         o->shape[0] == q->shape[0] && o->shape[1] == q->shape[1] && o->shape[2] == v->shape[2] && lse->dtype == SG_F32 &&
-         lse->rank == 2 && lse->shape[0] == q->shape[0] && lse->shape[1] == q->shape[1] && all_dense(call);
+  return k->shape[0] == q->shape[0] && is_document_list(doc_starts) && o->dtype == q->dtype && has_dense_heads(o) &&
+         o->shape[0] == q->shape[0] && o->shape[1] == q->shape[1] && o->shape[2] == v->shape[2] && is_lse(lse, q);
 }
 
 }  // namespace sg::cpu::SG_ISA

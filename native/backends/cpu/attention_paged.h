@@ -107,13 +107,13 @@ class Paged {
       : call_(call),
         plan_(call),
         dims_(plan_.dims),
-        q_(data<const T>(input(call, 0))),
-        k_(data<const C>(input(call, 1))),
-        v_(data<const C>(input(call, 2))),
+        q_(input(call, 0)),
+        k_(input(call, 1)),
+        v_(input(call, 2)),
         sequences_(data<const int32_t>(input(call, 3))),
         positions_(data<const int32_t>(input(call, 4))),
         tables_(data<const int32_t>(input(call, 5))),
-        o_(data<T>(output(call, 0))) {}
+        o_(output(call, 0)) {}
 
   int32_t run() {
     Bump bump(call_->workspace);
@@ -150,7 +150,7 @@ class Paged {
     for (int32_t t = 0; t < dims_.tokens;) {
       const int32_t sequence = sequences_[t], position = positions_[t];
       if (sequence < 0) {
-        std::memset(static_cast<void *>(o_ + t * row_size()), 0, static_cast<size_t>(row_size()) * sizeof(T));
+        std::memset(static_cast<void *>(o_.row(t, 0)), 0, static_cast<size_t>(dims_.heads) * dims_.value_dim * sizeof(T));
         ++t;
         continue;
       }
@@ -188,19 +188,14 @@ class Paged {
     return SG_OK;
   }
 
-  int64_t row_size() const { return static_cast<int64_t>(dims_.heads) * dims_.value_dim; }
-
   // keys[i], values[i] = the cache rows of position `first + i`.
   void cache_rows(const C **keys, const C **values, int32_t sequence, int64_t first, int count, int kv_head) const {
     const int32_t *table = tables_ + sequence * plan_.max_blocks;
-    const int64_t key_stride = static_cast<int64_t>(dims_.kv_heads) * dims_.head_dim;
-    const int64_t value_stride = static_cast<int64_t>(dims_.kv_heads) * dims_.value_dim;
     int64_t block = first / plan_.block_size, offset = first % plan_.block_size;
     for (int i = 0; i < count; ++block, offset = 0) {
       const int64_t row = table[block] * plan_.block_size + offset;
-      const C *key = k_ + row * key_stride + kv_head * dims_.head_dim;
-      const C *value = v_ + row * value_stride + kv_head * dims_.value_dim;
-      for (; i < count && offset < plan_.block_size; ++i, ++offset, key += key_stride, value += value_stride) {
+      const C *key = k_.row(row, kv_head), *value = v_.row(row, kv_head);
+      for (; i < count && offset < plan_.block_size; ++i, ++offset, key += k_.stride, value += v_.stride) {
         keys[i] = key;
         values[i] = value;
       }
@@ -210,7 +205,7 @@ class Paged {
   void run_task(PagedScratch &s, const PagedShared &shared, const PagedBlock &block, int chunk, int kv_head) {
     s.columns.set(dims_, block.position, block.position + block.count, block.position + block.count);
     const T *rows[kMaxGroup];
-    column_rows(rows, q_, block.token, s.columns.count, dims_.heads, kv_head * dims_.group, dims_.group, dims_.head_dim);
+    q_.columns(rows, block.token, s.columns.count, kv_head * dims_.group, dims_.group);
     const bool few = plan_.is_few(block);
     if (few) {
       pack_a(s.q, rows, s.columns.count, s.columns.count, dims_.head_dim, dims_.padded_head_dim);
@@ -330,7 +325,7 @@ class Paged {
 
   T *output_row(const PagedBlock &block, int kv_head, int column) const {
     const int64_t token = block.token + column / dims_.group;
-    return o_ + (token * dims_.heads + kv_head * dims_.group + column % dims_.group) * dims_.value_dim;
+    return o_.row(token, kv_head * dims_.group + column % dims_.group);
   }
 
   void store_rows(const PagedBlock &block, int kv_head, const float *o, const float *total) const {
@@ -372,10 +367,10 @@ class Paged {
   const sg_call *call_;
   PagedPlan plan_;
   const AttentionDims &dims_;
-  const T *q_;
-  const C *k_, *v_;
+  TokenRows<const T> q_;
+  TokenRows<const C> k_, v_;
   const int32_t *sequences_, *positions_, *tables_;
-  T *o_;
+  TokenRows<T> o_;
 };
 
 }  // namespace sg::cpu::SG_ISA

@@ -49,6 +49,22 @@ inline bool vall_one(vf x) {
 #endif
 }
 
+// The first and the second bf16 of every 32-bit lane.
+inline vf low_bf16(vf pairs) {
+#if defined(__AVX512F__)
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(pairs), 16));
+#else
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(pairs), 16));
+#endif
+}
+inline vf high_bf16(vf pairs) {
+#if defined(__AVX512F__)
+  return _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(pairs), _mm512_set1_epi32(-65536)));
+#else
+  return _mm256_and_ps(pairs, _mm256_castsi256_ps(_mm256_set1_epi32(-65536)));
+#endif
+}
+
 // vstore, by the processor's own conversion to bf16 where it has one (it reads denormals as zero).
 inline void store_rounded(float *p, vf v) { vstore(p, v); }
 inline void store_rounded(bf16 *p, vf v) {
