@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import NoReturn
+
 from .. import ops
+from ..errors import PluginError
 from .builder import VIEW
 from .graph import ACTIVATION, GRAD, INPUT, PARAM, STATE, Graph, Node, Region, Value
 
@@ -20,6 +23,9 @@ def check(graph: Graph) -> Graph:
     4. Layers hand on what they take: carried values agree in type between all regions of the stack.
     5. Gradients have the shape of what they belong to.
     """
+    for layer, name in enumerate(graph.layers):
+        if name not in graph.regions:
+            _fail(graph, f"layer {layer} is of region {name!r}, which does not exist")
     for region in graph.ordered_regions():
         _check_region(graph, region)
     _check_carries(graph)
@@ -32,8 +38,12 @@ def check(graph: Graph) -> Graph:
     return graph
 
 
-def _fail(graph: Graph, message: str) -> None:
-    raise SpecError(f"after pass {graph.history[-1] if graph.history else 'trace'}: {message}")
+def _error(graph: Graph, message: str) -> SpecError:
+    return SpecError(f"after pass {graph.history[-1] if graph.history else 'trace'}: {message}")
+
+
+def _fail(graph: Graph, message: str) -> NoReturn:
+    raise _error(graph, message)
 
 
 def _check_region(graph: Graph, region: Region) -> None:
@@ -61,6 +71,8 @@ def _check_node(graph: Graph, region: Region, node: Node, defined: set[Value]) -
             _fail(graph, f"{where}: {value!r} is not a parameter of this region")
     if node.op == VIEW:
         _check_view(graph, where, node)
+        if node.outputs[0] in defined:
+            _fail(graph, f"{where}: {node.outputs[0]!r} is defined twice")
         defined.add(node.outputs[0])
         return
     try:
@@ -70,8 +82,8 @@ def _check_node(graph: Graph, region: Region, node: Node, defined: set[Value]) -
         if record.complete_attrs(node.attrs) != node.attrs:
             _fail(graph, f"{where}: attributes are not complete")
         types = record.infer([None if v is None else v.type for v in node.inputs], node.attrs)
-    except (KeyError, ValueError) as error:
-        raise SpecError(f"{where}: {error}") from error
+    except (PluginError, ValueError) as error:
+        raise _error(graph, f"{where}: {getattr(error, 'message', error)}") from error
     for operand, value, type_ in zip(record.outputs, node.outputs, types):
         if value is None:
             if not operand.optional:

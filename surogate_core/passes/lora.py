@@ -59,13 +59,15 @@ def lora(graph: Graph, spec: LoraSpec, trainable: bool = True) -> Graph:
 def _adapt_region(graph: Graph, region: Region, spec: LoraSpec, trainable: bool) -> set[str]:
     nodes, region.forward = region.forward, []
     found: set[str] = set()
+    adapted = 0
     for node in nodes:
         weight = node.inputs[1] if node.op == "linear" else None
         if weight is None or weight.role is None or (spec.roles is not None and weight.role not in spec.roles):
             region.forward.append(node)
             continue
         found.add(weight.role)
-        _adapt(graph, region, node, spec, trainable, stream=len(found) - 1)
+        _adapt(graph, region, node, spec, trainable, stream=adapted)
+        adapted += 1
     return found
 
 

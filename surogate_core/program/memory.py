@@ -41,9 +41,9 @@ def lower_bound(lives: Sequence[Life]) -> int:
 def plan(lives: Sequence[Life]) -> int:
     """Sets the offsets; returns the arena's size.
 
-    Storages that outlive many instructions (saved for the backward pass) come and go like a stack: they are laid from the
-    bottom up, first fit. Short-lived ones are laid at the lowest gap that fits them above and between. Largest first
-    among those that start together.
+    In order of their start, each goes into the smallest gap between what is alive that holds it. Among those that start
+    together the longest-lived come first, then the largest: what is saved for the backward pass comes and goes like a
+    stack and gathers at the bottom.
     """
     placed: list[tuple[int, int, Life]] = []  # (offset, end offset, life) of everything alive, by offset
     ends: dict[int, list[Life]] = {}

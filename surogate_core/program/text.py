@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 from .program import Arena, Entry, Instruction, Program, Storage, TensorEntry, dense_strides
@@ -19,13 +20,14 @@ def dump(program: Program) -> str:
     for t in program.tensors:
         strides = "" if t.strides == dense_strides(t.shape) else f" strides={_dims(t.strides)}"
         lines.append(f"tensor {t.name} {t.storage}+{t.byte_offset} {t.dtype}{_dims(t.shape)}{strides}")
-    starts = {e.first: [] for e in program.entries}
-    for e in program.entries:
-        starts[e.first].append(e)
+    # Entries stand before their first instruction where that keeps their order; those after one that cannot, at the end.
+    pending = list(program.entries)
     for index, ins in enumerate(program.instructions):
-        lines += [f"entry {e.name} count={e.count}" for e in starts.pop(index, [])]
+        while pending and pending[0].first == index:
+            entry = pending.pop(0)
+            lines.append(f"entry {entry.name} count={entry.count}")
         lines.append(_instruction(ins))
-    lines += [f"entry {e.name} count={e.count} first={e.first}" for rest in starts.values() for e in rest]
+    lines += [f"entry {e.name} count={e.count} first={e.first}" for e in pending]
     return "\n".join(lines) + "\n"
 
 
@@ -45,7 +47,7 @@ def _instruction(ins: Instruction) -> str:
 
 def _attr(value: int | float | str) -> str:
     if isinstance(value, str):
-        return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
+        return json.dumps(value)
     return value.hex() if isinstance(value, float) else str(int(value))
 
 
@@ -55,7 +57,7 @@ def parse(text: str) -> Program:
     for number, line in enumerate(text.splitlines(), 1):
         try:
             _parse_line(program, line)
-        except (ValueError, AttributeError, IndexError) as error:
+        except (ValueError, AttributeError, LookupError) as error:
             raise ValueError(f"line {number}: {line.strip()!r} is not part of a program ({error})") from error
     return program
 
@@ -108,7 +110,7 @@ def _names(text: str) -> tuple[str | None, ...]:
 
 def _parse_attr(text: str) -> int | float | str:
     if text.startswith('"'):
-        return re.sub(r"\\(.)", r"\1", text[1:-1])
+        return json.loads(text)
     return float.fromhex(text) if "x" in text or text in ("inf", "-inf", "nan") else int(text)
 
 

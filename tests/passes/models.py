@@ -1,0 +1,117 @@
+"""Small random models, traced, rewritten and run: what tests of graphs and programs share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from surogate_llama.family import LlamaFamily
+
+from surogate_core.dsl import trace
+from surogate_core.engine import Session
+from surogate_core.ir import Graph
+from surogate_core.model import LoadedModel, initial_values
+from surogate_core.passes import RECIPES, autodiff, precision
+from surogate_core.program import EmitOptions, Program, emit
+from surogate_core.train.optimizers import AdamW
+from surogate_core.weights.quants import f32_to_bf16
+
+CONFIG: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 96, "hidden_size": 32,
+    "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-5, "max_position_embeddings": 64, "tie_word_embeddings": False,
+}
+FAMILY = LlamaFamily("llama", "LlamaForCausalLM", ("llama",))
+BINDINGS = {"T": 24, "D": 4}
+MAX_POSITIONS = 24
+
+
+def model(**changes: Any) -> LoadedModel:
+    return LoadedModel.from_architecture({**CONFIG, **changes}, [FAMILY])
+
+
+def loss_graph(loaded: LoadedModel, trainable: bool = True) -> Graph:
+    graph = trace(loaded.dsl(), "loss", MAX_POSITIONS)
+    for region in graph.ordered_regions():
+        for value in region.params.values():
+            value.trainable = trainable
+    return graph
+
+
+def gradient_graph(loaded: LoadedModel, *rewrites: Callable[[Graph], Graph], recipe: str = "fp32") -> Graph:
+    """Differentiated and made concrete, with ``rewrites`` between the two."""
+    graph = autodiff(loss_graph(loaded))
+    for rewrite in rewrites:
+        graph = rewrite(graph)
+    return precision(graph, RECIPES[recipe])
+
+
+def program_of(graph: Graph, recipe: str = "fp32", bindings: dict[str, int] = BINDINGS) -> Program:
+    dtypes = {name: "f32" for name, value, _ in graph.instances() if not value.trainable}
+    return emit(graph, EmitOptions(bindings, RECIPES[recipe].compute, dtypes, optimizer=AdamW()))
+
+
+def batch(seed: int = 0) -> dict[str, np.ndarray]:
+    """Three documents in 24 tokens, some targets unsupervised, one weighing twice."""
+    generator = np.random.default_rng(seed)
+    starts = np.array([0, 9, 10, 24], np.int32)
+    tokens = generator.integers(0, CONFIG["vocab_size"], 24).astype(np.int32)
+    targets = np.where(generator.random(24) < 0.7, np.roll(tokens, -1), -100).astype(np.int32)
+    positions = np.concatenate([np.arange(b - a) for a, b in zip(starts, starts[1:])]).astype(np.int32)
+    weights = np.where(targets >= 0, np.where(np.arange(24) == 3, 2.0, 1.0), 0.0)
+    return {"tokens": tokens, "targets": targets, "positions": positions, "doc_starts": starts,
+            "token_weights": (weights / weights.sum()).astype(np.float32)}
+
+
+def open_session(graph: Graph, program: Program, loaded: LoadedModel, scale: float = 8.0, threads: int = 1) -> Session:
+    """A session with random weights, ``scale`` times those of a new model, so that every part of it matters."""
+    session = Session(program.to_bytes(), threads=threads)
+    names = {t.name for t in program.tensors}
+    for name, (_, array) in graph.constants.items():
+        if name in names:
+            session.tensor(name)[...] = array
+    declared = dict(loaded.dsl().parameters())
+    for name, value, _ in graph.instances():
+        array = initial_values(name, tuple(value.shape), declared.get(name), 1)
+        if name.endswith("lora_b"):
+            array = initial_values(name.replace("lora_b", "lora_a"), tuple(value.shape), None, 1)
+        array = (array * np.float32(scale if array.ndim > 1 else 1)).astype(np.float32)
+        if f"master.{name}" in names:
+            session.tensor(f"master.{name}")[...] = array
+        elif f"weight.{name}" in {s.name for s in program.storages}:
+            session.bind(f"weight.{name}", array)
+    if "trained" in names:
+        session.tensor("trained")[:] = f32_to_bf16(session.tensor("master"))
+    return session
+
+
+def loss_and_gradients(graph: Graph, loaded: LoadedModel, recipe: str = "fp32", threads: int = 1
+                       ) -> tuple[float, dict[str, np.ndarray]]:
+    """The loss of `batch` and every gradient by name."""
+    program = program_of(graph, recipe)
+    session = open_session(graph, program, loaded, threads=threads)
+    for name, array in batch().items():
+        session.tensor(name)[:] = array
+    if "dropout_seed" in graph.inputs:
+        session.tensor("dropout_seed")[:] = (5, 7)
+    session.run("begin")
+    session.run("micro_step")
+    gradients = {t.name.removeprefix("gradients."): session.tensor(t.name).copy()
+                 for t in program.tensors if t.name.startswith("gradients.") and t.name.count(".") > 1}
+    return float(session.tensor("loss")[0]), gradients
+
+
+def assert_same_bits(first, second) -> None:
+    assert first[0] == second[0]
+    assert first[1].keys() == second[1].keys()
+    for name, gradient in first[1].items():
+        assert np.array_equal(gradient, second[1][name]), name
+
+
+def assert_close(first, second, relative: float) -> None:
+    assert abs(first[0] - second[0]) <= relative * abs(first[0])
+    assert first[1].keys() == second[1].keys()
+    for name, gradient in first[1].items():
+        error = np.linalg.norm(gradient - second[1][name])
+        assert error <= relative * np.linalg.norm(gradient) + 1e-9, name
