@@ -1,0 +1,82 @@
+"""Quantised bases: multiplied as they lie in the file, they are the model of their dequantised weights, and LoRA's gradients
+through them are PEFT's through that model."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from surogate_core.model import LoadedModel
+from surogate_core.passes import LoraSpec
+from surogate_core.passes.lora import adapter_names
+from surogate_core.plugins.manager import get_manager
+from surogate_core.testing.parity import Parity, relative_error
+from surogate_core.weights.export import write_gguf
+
+torch = pytest.importorskip("torch", reason="compares with torch: pip install 'surogate-core[test]'")
+
+# Rows of whole 256-wide blocks, which K-quants need.
+CONFIG = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 32, "num_hidden_layers": 2, "tie_word_embeddings": True}
+FORMATS = ["f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k", "q5_k", "q6_k"]
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory) -> Parity:
+    manager = get_manager()
+    manager.load()
+    manager.load_kernels()
+    family = manager.families["llama"]
+    return Parity.make(family, {**family.tiny_configs()["gqa"], **CONFIG}, tmp_path_factory.mktemp("original"), seed=4)
+
+
+def quantised(original: Parity, path: Path, dtype: str) -> Parity:
+    """The checkpoint in a GGUF of ``dtype``, and transformers' model with the values that are left."""
+    family, h = original.loaded.family, original.loaded.hyperparameters
+    parameters = {name: original.loaded.names.load(original.loaded.store, name) for name, _ in original.loaded.dsl().parameters()}
+    formats = write_gguf(path, family.gguf_names(h).export(parameters), family.gguf_metadata(h), dtype=dtype)
+    assert formats["blk.0.attn_q.weight"] == dtype
+    loaded = LoadedModel.open(path, [family])
+    left = {name: loaded.names.load(loaded.store, name) for name in parameters}
+    reference = copy.deepcopy(original.reference)
+    state = reference.state_dict()
+    for name, tensor in family.hf_names(h).export(left).items():
+        state[name].copy_(torch.tensor(tensor.to_f32()))
+    return Parity(path, reference, loaded, original.batch)
+
+
+@pytest.mark.parametrize("dtype", FORMATS)
+def test_a_quantised_file_is_its_dequantised_model(original, tmp_path, dtype):
+    parity = quantised(original, tmp_path / "model.gguf", dtype)
+    assert parity.logits_error() < 1e-5
+    assert relative_error(parity.logits("bf16"), parity.reference_logits()) < 5e-2
+    assert relative_error(parity.logits(), original.reference_logits()) > 1e-4, "nothing was quantised"
+
+
+@pytest.mark.parametrize("dtype", FORMATS)
+def test_lora_on_a_quantised_base_has_pefts_gradients(original, tmp_path, dtype):
+    peft = pytest.importorskip("peft", reason="compares with PEFT: pip install 'surogate-core[test]'")
+    parity = quantised(original, tmp_path / "model.gguf", dtype)
+    spec = LoraSpec(4, 8.0, frozenset({"attn.q", "attn.v", "mlp.down"}))
+    model = peft.get_peft_model(parity.reference, peft.LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj", "down_proj"]))
+    parameters = dict(model.named_parameters())
+    session = parity.train_session(adapter=spec)
+    names = parity.loaded.family.hf_names(parity.loaded.hyperparameters)
+    generator = np.random.default_rng(0)
+    theirs_by_ours = {}
+    for weight, _ in parity.loaded.dsl().parameters():
+        for half, name in zip("AB", adapter_names(weight)):
+            if name in session.layout.parameters:
+                value = generator.normal(0, 0.1, session.parameter(name).shape).astype(np.float32)
+                module = names.file_names(weight)[0].removesuffix(".weight")
+                theirs_by_ours[name] = f"base_model.model.{module}.lora_{half}.default.weight"
+                session.parameter(name)[...] = value
+                parameters[theirs_by_ours[name]].data.copy_(torch.from_numpy(value))
+    session.refresh()
+    ours, theirs = parity.gradients(session), parity.reference_gradients(module=model.eval())
+    assert ours.loss == pytest.approx(theirs.loss, rel=1e-6)
+    assert len(ours.values) == len(theirs.values) == 12
+    for name, value in ours.values.items():
+        assert relative_error(value, theirs.values[theirs_by_ours[name]]) < 5e-5, name
