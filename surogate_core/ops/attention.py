@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 
 from .record import Attr, Op, Operand, Sample, TensorType, Tolerance, require
@@ -36,7 +38,8 @@ def infer_attention(inputs, attrs):
     q, k, v, doc_starts = inputs
     check_heads("attention", q, k, v, attrs)
     require(q.shape[0] == k.shape[0], f"attention: q has {q.shape[0]} tokens, k {k.shape[0]}")
-    require(q.dtype == k.dtype == v.dtype, f"attention: q, k and v are {q.dtype}, {k.dtype} and {v.dtype}; they must agree")
+    dtypes = (q.dtype, k.dtype, v.dtype)
+    require(len(set(dtypes)) == 1, f"attention: q, k and v must agree in dtype, but are {', '.join(dtypes)}")
     require(len(doc_starts.shape) == 1, "attention: doc_starts has one axis")
     return [TensorType((*q.shape[:2], v.shape[2]), q.dtype), TensorType(q.shape[:2], "f32")]
 
@@ -61,7 +64,7 @@ def masked_logits(q: np.ndarray, k: np.ndarray, mask: np.ndarray, scale: float, 
 
 
 def documents(doc_starts: np.ndarray) -> list[slice]:
-    return [slice(a, b) for a, b in zip(doc_starts[:-1], doc_starts[1:], strict=True) if b > a]
+    return [slice(a, b) for a, b in pairwise(doc_starts) if b > a]
 
 
 def reference_attention(inputs, attrs, initial):
@@ -157,7 +160,7 @@ ATTENTION = Op(
 
 
 def infer_attention_grad(inputs, attrs):
-    do, q, k, v, o, lse, doc_starts = inputs
+    do, q, k, v, o, lse, _ = inputs
     check_heads("attention_grad", q, k, v, attrs)
     require(do.shape == o.shape, f"attention_grad: do has shape {do.shape}, o {o.shape}")
     require(do.dtype == q.dtype, f"attention_grad: do is {do.dtype}, q {q.dtype}; they must agree")

@@ -28,7 +28,8 @@ def reference_kv_write(inputs, attrs, initial):
 
 def samples_kv_write(rng):
     cases = []
-    for tokens, rows, heads, head_dim, value_dim in ((1, 4, 1, 16, 16), (37, 64, 3, 64, 64), (5, 9, 2, 40, 24), (0, 8, 2, 8, 8)):
+    shapes = ((1, 4, 1, 16, 16), (37, 64, 3, 64, 64), (5, 9, 2, 40, 24), (0, 8, 2, 8, 8))
+    for tokens, rows, heads, head_dim, value_dim in shapes:
         slots = rng.permutation(rows)[:tokens].astype(np.int32)
         slots[2::7] = -1
         cases.append(Sample(
@@ -73,7 +74,8 @@ def infer_paged_attention(inputs, attrs):
     require(sequence_ids.shape == q.shape[:1], f"paged_attention: sequence_ids must have shape {q.shape[:1]}")
     require(positions.shape == q.shape[:1], f"paged_attention: positions must have shape {q.shape[:1]}")
     require(len(block_tables.shape) == 2, "paged_attention: block_tables has two axes [B, MaxBlocks]")
-    require(attrs.get("block_size", 1) > 0, f"paged_attention: block_size must be positive, not {attrs.get('block_size')}")
+    size = attrs.get("block_size", 1)
+    require(size > 0, f"paged_attention: block_size must be positive, not {size}")
     return [TensorType((*q.shape[:2], value_cache.shape[2]), q.dtype)]
 
 
@@ -140,8 +142,8 @@ def samples_paged_attention(rng):
 PAGED_ATTENTION = Op(
     name="paged_attention",
     doc="Causal attention of token t to cache positions 0..positions[t] of its sequence, whose keys and values are in "
-    "cache row block_tables[sequence, p // block_size] * block_size + p % block_size (Kwon et al., 2023). The result for "
-    "a token does not depend on the other tokens of the call. Rows with a negative sequence give 0.",
+    "cache row block_tables[sequence, p // block_size] * block_size + p % block_size (Kwon et al., 2023). The result "
+    "for a token does not depend on the other tokens of the call. Rows with a negative sequence give 0.",
     inputs=(
         Operand("q", "[T, num_heads, head_dim]"),
         Operand("key_cache", "[S, num_kv_heads, head_dim]"),

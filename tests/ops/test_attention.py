@@ -1,4 +1,4 @@
-"""What the conformance cases cannot show of attention: independence of the batch, chunked gradients, refused operands."""
+"""What the samples of attention do not show: independence of the batch, chunked gradients, refused operands."""
 
 from __future__ import annotations
 
@@ -93,7 +93,8 @@ def test_paged_positions_and_blocks_are_checked():
     q = np.zeros((1, 1, 16), np.float32)
 
     def call(sequence, position, table):
-        paged_call(kernel, q, [cache, cache], np.array([sequence]), np.array([position]), np.array([table], np.int32), 0, 1)
+        ids, positions, tables = np.array([sequence]), np.array([position]), np.array([table], np.int32)
+        paged_call(kernel, q, [cache, cache], ids, positions, tables, window=0, threads=1)
 
     call(0, 31, [1, 0])
     for sequence, position, table, reason in (
@@ -113,7 +114,8 @@ def test_a_large_logit_stays_finite():
     v = RNG.standard_normal((40, 1, 16)).astype(np.float32)
     starts = np.array([0, 40], np.int32)
     operands = {"q": q, "k": k, "v": v, "doc_starts": starts}
-    expected = reference_attention({n: x if x is starts else x.astype(np.float64) for n, x in operands.items()}, ATTRS, {})
+    exact = {name: x if x is starts else x.astype(np.float64) for name, x in operands.items()}
+    expected = reference_attention(exact, ATTRS, {})
     for kernel in kernels("attention"):
         o, lse = np.full_like(q, np.nan), np.full((40, 1), np.nan, np.float32)
         engine.run_op("attention", list(operands.values()), [o, lse], ATTRS, kernel=kernel)

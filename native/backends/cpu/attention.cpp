@@ -11,8 +11,17 @@ int32_t run(const sg_call *call) {
                                          : Forward<FloatArithmetic, bf16>(call).run();
 }
 
-const sg_kernel kernel = {sizeof(sg_kernel), "attention", "cpu", SG_ISA_NAME, SG_TRAIT_DETERMINISTIC, 0, supports,
-                          forward_workspace<FloatArithmetic>, nullptr, nullptr, run};
+const sg_kernel kernel = {sizeof(sg_kernel),
+                          "attention",
+                          "cpu",
+                          SG_ISA_NAME,
+                          SG_TRAIT_DETERMINISTIC,
+                          0,
+                          supports,
+                          forward_workspace<FloatArithmetic>,
+                          nullptr,
+                          nullptr,
+                          run};
 SG_REGISTER_KERNEL(kernel);
 
 }  // namespace

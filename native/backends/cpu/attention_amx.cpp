@@ -13,8 +13,17 @@ int32_t supports_forward(const sg_call *call) {
 }
 int32_t run_forward(const sg_call *call) { return Forward<AmxArithmetic, bf16>(call).run(); }
 
-const sg_kernel forward_kernel = {sizeof(sg_kernel), "attention", "cpu", SG_ISA_NAME, SG_TRAIT_DETERMINISTIC, 0,
-                                  supports_forward, forward_workspace<AmxArithmetic>, nullptr, nullptr, run_forward};
+const sg_kernel forward_kernel = {sizeof(sg_kernel),
+                                  "attention",
+                                  "cpu",
+                                  SG_ISA_NAME,
+                                  SG_TRAIT_DETERMINISTIC,
+                                  0,
+                                  supports_forward,
+                                  forward_workspace<AmxArithmetic>,
+                                  nullptr,
+                                  nullptr,
+                                  run_forward};
 SG_REGISTER_KERNEL(forward_kernel);
 
 int32_t supports_backward(const sg_call *call) {
@@ -22,8 +31,17 @@ int32_t supports_backward(const sg_call *call) {
 }
 int32_t run_backward(const sg_call *call) { return Backward<AmxArithmetic, bf16>(call).run(); }
 
-const sg_kernel backward_kernel = {sizeof(sg_kernel), "attention_grad", "cpu", SG_ISA_NAME, SG_TRAIT_DETERMINISTIC, 0,
-                                   supports_backward, backward_workspace<AmxArithmetic>, nullptr, nullptr, run_backward};
+const sg_kernel backward_kernel = {sizeof(sg_kernel),
+                                   "attention_grad",
+                                   "cpu",
+                                   SG_ISA_NAME,
+                                   SG_TRAIT_DETERMINISTIC,
+                                   0,
+                                   supports_backward,
+                                   backward_workspace<AmxArithmetic>,
+                                   nullptr,
+                                   nullptr,
+                                   run_backward};
 SG_REGISTER_KERNEL(backward_kernel);
 
 }  // namespace

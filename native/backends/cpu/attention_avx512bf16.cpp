@@ -1,13 +1,13 @@
-// attention and attention_grad for bf16 operands, multiplied by AVX-512 bf16 dot products with sums in fp32. The weights of the
-// softmax (and the gradients of the logits) are rounded to bf16 before they are multiplied.
+// attention and attention_grad for bf16 operands, multiplied by AVX-512 bf16 dot products with sums in fp32. The
+// weights of the softmax (and the gradients of the logits) are rounded to bf16 before they are multiplied.
 #include "attention_backward.h"
 #include "attention_forward.h"
 
 namespace sg::cpu::SG_ISA {
 namespace {
 
-// Measured: Intel's cores (Sapphire and Emerald Rapids) issue these dot products at half the rate of fp32 multiply-adds,
-// which are then as fast and more exact (score 20); AMD's cores issue both at one rate.
+// Measured: Intel's cores (Sapphire and Emerald Rapids) issue these dot products at half the rate of fp32
+// multiply-adds, which are then as fast and more exact (score 20); AMD's cores issue both at one rate.
 int32_t score() {
   if (!cpu_features().avx512_bf16) return 0;
   return __builtin_cpu_is("amd") ? 30 : 15;
@@ -18,8 +18,17 @@ int32_t supports_forward(const sg_call *call) {
 }
 int32_t run_forward(const sg_call *call) { return Forward<Bf16DotArithmetic, bf16>(call).run(); }
 
-const sg_kernel forward_kernel = {sizeof(sg_kernel), "attention", "cpu", SG_ISA_NAME, SG_TRAIT_DETERMINISTIC, 0,
-                                  supports_forward, forward_workspace<Bf16DotArithmetic>, nullptr, nullptr, run_forward};
+const sg_kernel forward_kernel = {sizeof(sg_kernel),
+                                  "attention",
+                                  "cpu",
+                                  SG_ISA_NAME,
+                                  SG_TRAIT_DETERMINISTIC,
+                                  0,
+                                  supports_forward,
+                                  forward_workspace<Bf16DotArithmetic>,
+                                  nullptr,
+                                  nullptr,
+                                  run_forward};
 SG_REGISTER_KERNEL(forward_kernel);
 
 int32_t supports_backward(const sg_call *call) {
@@ -27,8 +36,17 @@ int32_t supports_backward(const sg_call *call) {
 }
 int32_t run_backward(const sg_call *call) { return Backward<Bf16DotArithmetic, bf16>(call).run(); }
 
-const sg_kernel backward_kernel = {sizeof(sg_kernel), "attention_grad", "cpu", SG_ISA_NAME, SG_TRAIT_DETERMINISTIC, 0,
-                                   supports_backward, backward_workspace<Bf16DotArithmetic>, nullptr, nullptr, run_backward};
+const sg_kernel backward_kernel = {sizeof(sg_kernel),
+                                   "attention_grad",
+                                   "cpu",
+                                   SG_ISA_NAME,
+                                   SG_TRAIT_DETERMINISTIC,
+                                   0,
+                                   supports_backward,
+                                   backward_workspace<Bf16DotArithmetic>,
+                                   nullptr,
+                                   nullptr,
+                                   run_backward};
 SG_REGISTER_KERNEL(backward_kernel);
 
 }  // namespace

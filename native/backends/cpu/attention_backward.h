@@ -18,7 +18,7 @@ struct QueryChunk {
 
 struct BackwardPlan {
   AttentionDims dims;
-  int64_t chunk;         // tokens
+  int64_t chunk;  // tokens
   int64_t max_chunks;
   int64_t partial_rows;  // for each key-value head
   int64_t row_floats;    // of a partial sum: dk's row, then dv's
@@ -96,12 +96,12 @@ size_t backward_workspace(const sg_call *call) {
   return bump.used() + static_cast<size_t>(num_workers(call)) * backward_scratch_size<A>(plan);
 }
 
-// The gradient of the weights turned into that of the logits (before `scale`), on rows of one half strip. Both are written
-// as A operands (depth: columns) and the latter also as a B panel (depth: keys).
+// The gradient of the weights turned into that of the logits (before `scale`), on rows of one half strip. Both are
+// written as A operands (depth: columns) and the latter also as a B panel (depth: keys).
 template <class Elem>
 void softmax_grad_strip(const float *logits, const float *dweights, int rows, float factor, bool capped, bool masked,
-                        float first_key, const float *low, const float *high, const float *minus_lse, const float *delta,
-                        Elem *weights_a, Elem *dlogits_a, int ld, Elem *dlogits_b) {
+                        float first_key, const float *low, const float *high, const float *minus_lse,
+                        const float *delta, Elem *weights_a, Elem *dlogits_a, int ld, Elem *dlogits_b) {
   const vf f = vset(factor), one = vset(1.0f), most = vset(127.0f);
   for (int r = 0; r < rows; r += 2) {
     vf w[2][2], g[2][2];
@@ -113,8 +113,8 @@ void softmax_grad_strip(const float *logits, const float *dweights, int rows, fl
         const vf x = vload(logits + at);
         vf weight = vexp2(vmin(most, vfma(x, f, vload(minus_lse + column))));
         if (masked) {
-          weight = vwithin(weight, vset(first_key + static_cast<float>(r + i)), vload(low + column), vload(high + column),
-                           vzero());
+          weight = vwithin(weight, vset(first_key + static_cast<float>(r + i)), vload(low + column),
+                           vload(high + column), vzero());
         }
         vf grad = vmul(weight, vsub(vload(dweights + at), vload(delta + column)));
         if (capped) grad = vmul(grad, vfnma(x, x, one));
@@ -191,7 +191,12 @@ class Backward {
       for (int32_t begin = 0; begin < length; begin += chunk) {
         const int32_t end = std::min(begin + chunk, length), first_key = dims_.first_key(begin);
         const int32_t num_keys = dims_.end_key(end, length) - first_key;
-        chunks[count++] = {doc_begin, doc_end, doc_begin + begin, doc_begin + end, first_key, num_keys,
+        chunks[count++] = {doc_begin,
+                           doc_end,
+                           doc_begin + begin,
+                           doc_begin + end,
+                           first_key,
+                           num_keys,
                            length > chunk ? *partial_rows : -1};
         if (length > chunk) *partial_rows += round_up(num_keys, kPad);
       }
@@ -285,9 +290,9 @@ class Backward {
                s.dout + strip * dims_.padded_value_dim, range.size(), dims_.padded_value_dim, false);
     if (dims_.softcap > 0.0f) tanh_rows(s.logits, range.size(), dims_.tanh_factor());
     softmax_grad_strip(s.logits, s.dweights, range.size(), dims_.logit_factor(), dims_.softcap > 0.0f, range.masked,
-                       static_cast<float>(key + first), s.columns.low + strip, s.columns.high + strip, s.minus_lse + strip,
-                       s.delta + strip, s.weights + first * ld + strip, s.dlogits + first * ld + strip, ld,
-                       s.dlogits_strip);
+                       static_cast<float>(key + first), s.columns.low + strip, s.columns.high + strip,
+                       s.minus_lse + strip, s.delta + strip, s.weights + first * ld + strip,
+                       s.dlogits + first * ld + strip, ld, s.dlogits_strip);
     A::product(s.dq + strip * dims_.padded_head_dim, kWidth, s.k_transposed + first, kKeyBlock, s.dlogits_strip,
                dims_.padded_head_dim, range.size(), true);
   }
@@ -306,8 +311,8 @@ class Backward {
       A::product(sums + d, ld, s.dlogits + row * depth, depth, s.q_rows + d * depth, rows, depth, accumulate);
     }
     for (int d = 0; d < dims_.padded_value_dim; d += kWidth) {
-      A::product(sums + dims_.padded_head_dim + d, ld, s.weights + row * depth, depth, s.dout_rows + d * depth, rows, depth,
-                 accumulate);
+      A::product(sums + dims_.padded_head_dim + d, ld, s.weights + row * depth, depth, s.dout_rows + d * depth, rows,
+                 depth, accumulate);
     }
   }
 
@@ -325,7 +330,8 @@ class Backward {
     }
   }
 
-  // dk and dv of the tokens of chunk `index`, if its document has several: the sum over the chunks that see them, in order.
+  // dk and dv of the tokens of chunk `index`, if its document has several: the sum over the chunks that see them, in
+  // order.
   void add_partials(const BackwardShared &shared, int64_t num_chunks, int64_t index) {
     const QueryChunk &own = shared.chunks[index];
     if (own.partial_row < 0) return;

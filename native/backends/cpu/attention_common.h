@@ -1,5 +1,5 @@
-// What the forward and the backward kernel share: the operands' dimensions, the columns that a query block is turned into,
-// and the masks.
+// What the forward and the backward kernel share: the operands' dimensions, the columns that a query block is turned
+// into, and the masks.
 //
 // Both work on transposed logits: rows are keys, columns are (token, head) pairs of one key-value head, token-major, so
 // that all query heads of a group share every packed block of keys, and every softmax quantity (maximum, sum, lse) is a
@@ -111,8 +111,8 @@ inline int32_t check_documents(const sg_call *call, const sg_tensor *doc_starts,
 
 // The columns of queries [begin, end) of a document: row pointers, and the range of keys that each may see.
 struct Columns {
-  int count = 0;   // tokens * group
-  int padded = 0;  // to kPad
+  int count = 0;      // tokens * group
+  int padded = 0;     // to kPad
   float *low, *high;  // [padded_columns]: first and last visible key position, as floats (exact below 2^24)
 
   explicit Columns(Bump &bump, const AttentionDims &dims)
@@ -131,8 +131,8 @@ struct Columns {
   }
 };
 
-// The part of a key block that a strip of columns sees: rows [begin, end), multiples of kPad, and whether some pairs in it
-// are hidden.
+// The part of a key block that a strip of columns sees: rows [begin, end), multiples of kPad, and whether some pairs
+// in it are hidden.
 struct StripRange {
   int begin = 0, end = 0;
   bool masked = false;
@@ -152,7 +152,8 @@ struct StripRange {
 
 // Writes strip columns [0, count) of transposed[dim][kWidth], times factor[column], as rows.
 template <class T>
-[[gnu::noinline]] inline void store_transposed(T *const *rows, int count, const float *transposed, const float *factor, int dim) {
+[[gnu::noinline]] inline void store_transposed(T *const *rows, int count, const float *transposed, const float *factor,
+                                               int dim) {
   vf tile[kLanes];
   for (int c = 0; c < count; c += kLanes) {
     const vf f = vload(factor + c);

@@ -1,9 +1,9 @@
 // Attention of a few columns (a decoded token's heads) to a block of keys: lanes run over keys for the logits and over
 // value columns for the sum, so that no lane is wasted on absent queries.
 //
-// Every column's bits equal those of the strip path (softmax_strip, FloatArithmetic::product): sums over head_dim and over
-// keys run in the same order with the same fused operations. A token therefore gives the same result decoded alone or
-// inside a prompt.
+// Every column's bits equal those of the strip path (softmax_strip, FloatArithmetic::product): sums over head_dim and
+// over keys run in the same order with the same fused operations. A token therefore gives the same result decoded
+// alone or inside a prompt.
 #pragma once
 
 #include "attention_common.h"
@@ -136,8 +136,8 @@ inline float few_softmax(float *logits, int count, float factor, float first_key
   return shrink[0];
 }
 
-// o[c][d..] = shrink[c] * o[c][d..] + sum over keys of weights[c] * values, for N columns and M vectors of value columns
-// (which, if M > 1, all lie within dim).
+// o[c][d..] = shrink[c] * o[c][d..] + sum over keys of weights[c] * values, for N columns and M vectors of value
+// columns (which, if M > 1, all lie within dim).
 template <int N, int M, class C>
 inline void few_values(float *o, int padded_dim, const float *weights, const float *shrink, const C *const *values,
                        int count, int d, int dim) {

@@ -15,9 +15,9 @@ template <class A>
 struct ForwardScratch {
   using Elem = typename A::Elem;
   Columns columns;
-  Elem *q, *k, *v, *weights;       // B [columns/W][D][W], A [keys][D], A [Dv][keys], B [keys][W]
-  float *logits, *o;               // [keys][W], [columns/W][Dv][W]
-  float *peak, *total;             // [columns]
+  Elem *q, *k, *v, *weights;  // B [columns/W][D][W], A [keys][D], A [Dv][keys], B [keys][W]
+  float *logits, *o;          // [keys][W], [columns/W][Dv][W]
+  float *peak, *total;        // [columns]
   ForwardScratch(Bump &bump, const AttentionDims &dims)
       : columns(bump, dims),
         q(bump.take<Elem>(static_cast<int64_t>(dims.padded_columns) * dims.padded_head_dim)),

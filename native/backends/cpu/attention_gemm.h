@@ -14,7 +14,8 @@ struct FloatArithmetic {
   static void begin_task() {}
   static void end_task() {}
 
-  [[gnu::noinline]] static void product(float *c, int ldc, const float *a, int lda, const float *b, int rows, int depth, bool accumulate) {
+  [[gnu::noinline]] static void product(float *c, int ldc, const float *a, int lda, const float *b, int rows, int depth,
+                                        bool accumulate) {
 #if defined(__AVX512F__)
     constexpr int kRows = 8;
 #else
@@ -54,7 +55,8 @@ struct Bf16DotArithmetic {
   static void begin_task() {}
   static void end_task() {}
 
-  [[gnu::noinline]] static void product(float *c, int ldc, const bf16 *a, int lda, const bf16 *b, int rows, int depth, bool accumulate) {
+  [[gnu::noinline]] static void product(float *c, int ldc, const bf16 *a, int lda, const bf16 *b, int rows, int depth,
+                                        bool accumulate) {
     constexpr int kRows = 8;
     for (int r = 0; r < rows; r += kRows, c += kRows * ldc, a += kRows * lda) {
       vf acc[kRows][2];
@@ -104,7 +106,8 @@ struct AmxArithmetic {
   }
   static void end_task() { _tile_release(); }
 
-  [[gnu::noinline]] static void product(float *c, int ldc, const bf16 *a, int lda, const bf16 *b, int rows, int depth, bool accumulate) {
+  [[gnu::noinline]] static void product(float *c, int ldc, const bf16 *a, int lda, const bf16 *b, int rows, int depth,
+                                        bool accumulate) {
     // The tile intrinsics do not tell the compiler which memory they touch.
     std::atomic_signal_fence(std::memory_order_seq_cst);
     const size_t c_stride = static_cast<size_t>(ldc) * 4, a_stride = static_cast<size_t>(lda) * 2;

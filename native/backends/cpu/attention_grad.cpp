@@ -11,8 +11,17 @@ int32_t run(const sg_call *call) {
                                          : Backward<FloatArithmetic, bf16>(call).run();
 }
 
-const sg_kernel kernel = {sizeof(sg_kernel), "attention_grad", "cpu", SG_ISA_NAME, SG_TRAIT_DETERMINISTIC, 0, supports,
-                          backward_workspace<FloatArithmetic>, nullptr, nullptr, run};
+const sg_kernel kernel = {sizeof(sg_kernel),
+                          "attention_grad",
+                          "cpu",
+                          SG_ISA_NAME,
+                          SG_TRAIT_DETERMINISTIC,
+                          0,
+                          supports,
+                          backward_workspace<FloatArithmetic>,
+                          nullptr,
+                          nullptr,
+                          run};
 SG_REGISTER_KERNEL(kernel);
 
 }  // namespace

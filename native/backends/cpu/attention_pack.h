@@ -43,7 +43,8 @@ template <class T>
 
 // A operand whose depth is the rows: dst[padded_dim][ld].
 template <class T>
-[[gnu::noinline]] void pack_a_transposed(float *dst, int ld, const T *const *rows, int count, int padded_rows, int dim, int padded_dim) {
+[[gnu::noinline]] void pack_a_transposed(float *dst, int ld, const T *const *rows, int count, int padded_rows, int dim,
+                                         int padded_dim) {
   vf tile[kLanes];
   for (int r = 0; r < padded_rows; r += kLanes) {
     for (int d = 0; d < padded_dim; d += kLanes) {
@@ -57,7 +58,8 @@ template <class T>
 
 // B operand whose depth is the columns of the rows and whose columns are the rows: panels of kWidth rows.
 template <class T>
-[[gnu::noinline]] void pack_b_transposed(float *dst, const T *const *rows, int count, int padded_rows, int dim, int padded_dim) {
+[[gnu::noinline]] void pack_b_transposed(float *dst, const T *const *rows, int count, int padded_rows, int dim,
+                                         int padded_dim) {
   for (int r = 0; r < padded_rows; r += kWidth, dst += padded_dim * kWidth) {
     const int width = std::min(kWidth, count - r);
     pack_a_transposed(dst, kWidth, rows + r, width, kWidth, dim, padded_dim);
@@ -112,7 +114,8 @@ inline void load_pair_tile(vf *tile, const bf16 *const *rows, int count, int d, 
   }
 }
 
-[[gnu::noinline]] inline void pack_a(bf16 *dst, const bf16 *const *rows, int count, int padded_rows, int dim, int padded_dim) {
+[[gnu::noinline]] inline void pack_a(bf16 *dst, const bf16 *const *rows, int count, int padded_rows, int dim,
+                                     int padded_dim) {
   for (int r = 0; r < padded_rows; ++r, dst += padded_dim) {
     for (int d = 0; d < padded_dim; d += 32) {
       _mm512_storeu_si512(dst + d, r < count ? load_clipped_words(rows[r], d, dim) : _mm512_setzero_si512());
@@ -120,8 +123,8 @@ inline void load_pair_tile(vf *tile, const bf16 *const *rows, int count, int d, 
   }
 }
 
-[[gnu::noinline]] inline void pack_a_transposed(bf16 *dst, int ld, const bf16 *const *rows, int count, int padded_rows, int dim,
-                              int padded_dim) {
+[[gnu::noinline]] inline void pack_a_transposed(bf16 *dst, int ld, const bf16 *const *rows, int count, int padded_rows,
+                                                int dim, int padded_dim) {
   // Pairs of columns are transposed as 32-bit lanes; then two tiles (32 rows) are split into even and odd columns.
   const __m512i step = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
   const __m512i twice = _mm512_slli_epi32(step, 2);  // words 0 and 2 of each pair of lanes: 4i, 4i + 2
@@ -144,7 +147,8 @@ inline void load_pair_tile(vf *tile, const bf16 *const *rows, int count, int d, 
   }
 }
 
-[[gnu::noinline]] inline void pack_b_transposed(bf16 *dst, const bf16 *const *rows, int count, int padded_rows, int dim, int padded_dim) {
+[[gnu::noinline]] inline void pack_b_transposed(bf16 *dst, const bf16 *const *rows, int count, int padded_rows, int dim,
+                                                int padded_dim) {
   vf tile[16];
   for (int r = 0; r < padded_rows; r += kWidth, dst += padded_dim * kWidth) {
     for (int half = 0; half < kWidth; half += 16) {
@@ -158,7 +162,8 @@ inline void load_pair_tile(vf *tile, const bf16 *const *rows, int count, int d, 
   }
 }
 
-[[gnu::noinline]] inline void pack_b(bf16 *dst, const bf16 *const *rows, int count, int padded_rows, int dim, int padded_dim) {
+[[gnu::noinline]] inline void pack_b(bf16 *dst, const bf16 *const *rows, int count, int padded_rows, int dim,
+                                     int padded_dim) {
   const __m512i low = interleave_low(), high = interleave_high();
   for (int d = 0; d < padded_dim; d += 32) {
     for (int r = 0; r < padded_rows; r += 2, dst += 2 * kWidth) {

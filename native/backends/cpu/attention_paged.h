@@ -1,10 +1,10 @@
 // paged_attention: o[T, Hq, Dv] of tokens that attend to the cached keys and values of their sequence.
 //
-// Tokens that follow one another in a sequence form blocks, handled like the query blocks of attention_forward.h; a block
-// of few columns (a decoded token) takes the path of attention_few.h. Keys are cut into chunks by absolute position;
-// each chunk's result is merged into the sum of those before it. Chunks of a small block are tasks of their own, so that
-// several cores work on one long sequence. None of these choices changes a bit of any token's result: it depends on the
-// token, its position and the cache alone.
+// Tokens that follow one another in a sequence form blocks, handled like the query blocks of attention_forward.h; a
+// block of few columns (a decoded token) takes the path of attention_few.h. Keys are cut into chunks by absolute
+// position; each chunk's result is merged into the sum of those before it. Chunks of a small block are tasks of their
+// own, so that several cores work on one long sequence. None of these choices changes a bit of any token's result: it
+// depends on the token, its position and the cache alone.
 #pragma once
 
 #include "attention_few.h"
@@ -36,7 +36,8 @@ struct PagedPlan {
     sequences = input(call, 5)->shape[0];
     max_blocks = input(call, 5)->shape[1];
     max_chunks = (max_blocks * block_size + kKeyChunk - 1) / kKeyChunk;
-    slots = std::min<int64_t>(std::min<int64_t>(dims.tokens, 64), std::max<int64_t>(1, 4096 / std::max<int64_t>(1, max_chunks)));
+    slots = std::min<int64_t>(std::min<int64_t>(dims.tokens, 64),
+                              std::max<int64_t>(1, 4096 / std::max<int64_t>(1, max_chunks)));
     result_floats = kFewColumns * (dims.padded_value_dim + 2);
   }
   bool is_few(const PagedBlock &block) const { return block.count * dims.group <= kFewColumns; }
@@ -57,8 +58,8 @@ struct PagedShared {
 
 struct PagedScratch {
   Columns columns;
-  float *q, *k, *v, *weights, *logits;   // as in ForwardScratch; q of few columns: rows
-  float *o, *peak, *total;               // of all chunks so far
+  float *q, *k, *v, *weights, *logits;     // as in ForwardScratch; q of few columns: rows
+  float *o, *peak, *total;                 // of all chunks so far
   float *part_o, *part_peak, *part_total;  // of one chunk
   PagedScratch(Bump &bump, const AttentionDims &dims) : columns(bump, dims) {
     q = bump.take<float>(static_cast<int64_t>(dims.padded_columns) * dims.padded_head_dim);
@@ -66,7 +67,8 @@ struct PagedScratch {
     v = bump.take<float>(kKeyBlock * dims.padded_value_dim);
     weights = bump.take<float>(kKeyBlock * kWidth);
     logits = bump.take<float>(kKeyBlock * std::max(kWidth, kFewColumns));
-    for (float **x : {&o, &part_o}) *x = bump.take<float>(static_cast<int64_t>(dims.padded_columns) * dims.padded_value_dim);
+    for (float **x : {&o, &part_o})
+      *x = bump.take<float>(static_cast<int64_t>(dims.padded_columns) * dims.padded_value_dim);
     for (float **x : {&peak, &total, &part_peak, &part_total}) *x = bump.take<float>(dims.padded_columns);
   }
 };
@@ -150,7 +152,8 @@ class Paged {
     for (int32_t t = 0; t < dims_.tokens;) {
       const int32_t sequence = sequences_[t], position = positions_[t];
       if (sequence < 0) {
-        std::memset(static_cast<void *>(o_.row(t, 0)), 0, static_cast<size_t>(dims_.heads) * dims_.value_dim * sizeof(T));
+        std::memset(static_cast<void *>(o_.row(t, 0)), 0,
+                    static_cast<size_t>(dims_.heads) * dims_.value_dim * sizeof(T));
         ++t;
         continue;
       }
@@ -173,15 +176,19 @@ class Paged {
   int32_t check_block(const PagedBlock &block) const {
     const int64_t last = static_cast<int64_t>(block.position) + block.count - 1;
     if (block.sequence >= plan_.sequences || block.position < 0 || last >= plan_.max_blocks * plan_.block_size) {
-      return fail(call_, "paged_attention: token %d has sequence %d and position %d, but the block tables hold %lld "
-                  "sequences of %lld positions", block.token, block.sequence, block.position,
-                  static_cast<long long>(plan_.sequences), static_cast<long long>(plan_.max_blocks * plan_.block_size));
+      return fail(call_,
+                  "paged_attention: token %d has sequence %d and position %d, but the block tables hold %lld "
+                  "sequences of %lld positions",
+                  block.token, block.sequence, block.position, static_cast<long long>(plan_.sequences),
+                  static_cast<long long>(plan_.max_blocks * plan_.block_size));
     }
     const int32_t *table = tables_ + block.sequence * plan_.max_blocks;
     for (int64_t i = dims_.first_key(block.position) / plan_.block_size; i <= last / plan_.block_size; ++i) {
       if (table[i] < 0 || (table[i] + int64_t{1}) * plan_.block_size > plan_.cache_rows) {
-        return fail(call_, "paged_attention: block table of sequence %d names block %d, but the cache has %lld rows of "
-                    "blocks of %lld", block.sequence, table[i], static_cast<long long>(plan_.cache_rows),
+        return fail(call_,
+                    "paged_attention: block table of sequence %d names block %d, but the cache has %lld rows of "
+                    "blocks of %lld",
+                    block.sequence, table[i], static_cast<long long>(plan_.cache_rows),
                     static_cast<long long>(plan_.block_size));
       }
     }
@@ -311,8 +318,8 @@ class Paged {
     float keep[kWidth], take[kWidth];
     for (int strip = 0; strip < s.columns.padded; strip += kWidth) {
       for (int c = 0; c < kWidth; ++c) {
-        merge_factors(s.peak + strip + c, s.total + strip + c, s.part_peak[strip + c], s.part_total[strip + c], keep + c,
-                      take + c);
+        merge_factors(s.peak + strip + c, s.total + strip + c, s.part_peak[strip + c], s.part_total[strip + c],
+                      keep + c, take + c);
       }
       float *o = s.o + strip * dims_.padded_value_dim;
       const float *part = s.part_o + strip * dims_.padded_value_dim;

@@ -120,8 +120,8 @@ inline void transpose_tile(vf *tile) {
 #endif
 }
 
-// Hands out 64-byte aligned arrays from a block of memory. On a null base it only counts, so that one function describes
-// a scratch area and tells its size.
+// Hands out 64-byte aligned arrays from a block of memory. On a null base it only counts, so that one function
+// describes a scratch area and tells its size.
 class Bump {
  public:
   explicit Bump(void *base) : base_(static_cast<char *>(base)) {}

@@ -1,5 +1,5 @@
-// The online softmax of one strip of columns. Weights are summed in four interleaved accumulators by row, an order that the
-// kernel for few columns (attention_few.h) keeps too.
+// The online softmax of one strip of columns. Weights are summed in four interleaved accumulators by row, an order
+// that the kernel for few columns (attention_few.h) keeps too.
 #pragma once
 
 #include "attention_gemm.h"
@@ -9,9 +9,9 @@ namespace sg::cpu::SG_ISA {
 // Where a running maximum starts: finite, so that a column whose keys are all hidden so far stays free of NaN.
 constexpr float kLowestPeak = -1e30f;
 
-// On entry logits[rows][kWidth] holds products; `factor` turns them into base-2 logits. Key `first_key + row` is hidden
-// from column c unless low[c] <= key <= high[c]. Writes weights (a B panel of depth `rows`), updates the running maximum
-// `peak` and sum `total`, and rescales o[o_rows][kWidth] to the new maximum.
+// On entry logits[rows][kWidth] holds products; `factor` turns them into base-2 logits. Key `first_key + row` is
+// hidden from column c unless low[c] <= key <= high[c]. Writes weights (a B panel of depth `rows`), updates the
+// running maximum `peak` and sum `total`, and rescales o[o_rows][kWidth] to the new maximum.
 template <class Elem>
 void softmax_strip(float *logits, Elem *weights, int rows, float factor, bool masked, float first_key, const float *low,
                    const float *high, float *peak, float *total, float *o, int o_rows) {

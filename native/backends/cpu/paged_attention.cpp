@@ -30,8 +30,9 @@ int32_t run(const sg_call *call) {
   return input(call, 0)->dtype == SG_F32 ? run_with<float>(call) : run_with<bf16>(call);
 }
 
-const sg_kernel kernel = {sizeof(sg_kernel), "paged_attention", "cpu", SG_ISA_NAME, SG_TRAIT_DETERMINISTIC, 0, supports,
-                          paged_workspace, nullptr, nullptr, run};
+const sg_kernel kernel = {
+    sizeof(sg_kernel), "paged_attention", "cpu",   SG_ISA_NAME, SG_TRAIT_DETERMINISTIC, 0, supports,
+    paged_workspace,   nullptr,           nullptr, run};
 SG_REGISTER_KERNEL(kernel);
 
 }  // namespace
