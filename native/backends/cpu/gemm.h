@@ -14,21 +14,17 @@
 
 namespace sg::cpu::SG_ISA {
 
-// A: element (row, k) is data[row * stride + k], or data[k * stride + row] when transposed. f32 or bf16. With a slot, k
-// lies in slot k / slot at k % slot, and slots are slot_bytes apart; a contraction step never crosses a slot.
+// A: element (row, k) is data[row * stride + k], or data[k * stride + row] when transposed. f32 or bf16.
 struct MatrixA {
   const void *data;
   int32_t dtype;
   int64_t stride;
   bool transposed;
-  int64_t slot = 0;
-  int64_t slot_bytes = 0;
 
+  // Where (0, k) lies.
   template <class T>
   const T *from(int64_t k) const {
-    const auto *p = static_cast<const char *>(data);
-    if (slot > 0) return reinterpret_cast<const T *>(p + k / slot * slot_bytes) + k % slot;
-    return reinterpret_cast<const T *>(p) + (transposed ? k * stride : k);
+    return static_cast<const T *>(data) + (transposed ? k * stride : k);
   }
 };
 

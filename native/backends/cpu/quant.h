@@ -58,6 +58,9 @@ inline vf vto_float(vi a) { return _mm512_cvtepi32_ps(a); }
 inline vf vload_half(const uint8_t *p) {
   return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(p)));
 }
+inline void vstore_half(uint16_t *p, vf v) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i *>(p), _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
 #else
 using vi = __m256i;
 inline vi vload_u8(const uint8_t *p) {
@@ -76,6 +79,9 @@ inline vi vshr_lanes(vi a, vi n) { return _mm256_srlv_epi32(a, n); }
 inline vf vto_float(vi a) { return _mm256_cvtepi32_ps(a); }
 inline vf vload_half(const uint8_t *p) {
   return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p)));
+}
+inline void vstore_half(uint16_t *p, vf v) {
+  _mm_storeu_si128(reinterpret_cast<__m128i *>(p), _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
 }
 #endif
 inline vi vlow_nibble(vi a) { return vand_int(a, vset_int(15)); }
