@@ -210,11 +210,11 @@ class Parity:
         return session.tensor("logits")[:self.batch.useful_tokens].copy()
 
     def train_session(
-        self, recipe: str = "fp32", adapter: LoraSpec | None = None, memory_budget: int | None = None
+        self, recipe: str = "fp32", adapter: LoraSpec | None = None, memory_budget: int | None = None,
+        optimizer: AdamW = AdamW(),
     ) -> TrainSession:
         """A training session on one thread: of ``adapter``, or of every parameter."""
         weights = FrozenWeights(self.loaded, RECIPES[recipe].compute)
-        optimizer = AdamW()
         plan = training_program(
             self.loaded, RECIPES[recipe], weights, self._bindings(), max_positions=self.max_positions, adapter=adapter,
             optimizer=optimizer, memory_budget=memory_budget,
@@ -227,6 +227,23 @@ class Parity:
         loss = session.accumulate(Step([self.batch], 0, 0), 0)
         values = {name: session.session.tensor(f"gradients.{name}").copy() for name in session.layout.parameters}
         return Gradients(loss, values)
+
+    def training_losses(self, optimizer: AdamW, learning_rate: float, steps: int) -> tuple[list[float], list[float]]:
+        """Loss before each of ``steps`` updates of every parameter on the same batch: ours, and torch.optim.AdamW's."""
+        torch = _need("torch")
+        session = self.train_session(optimizer=optimizer)
+        ours = [session.step(Step([self.batch], 0, 0), index, learning_rate)[0] for index in range(steps)]
+        model = copy.deepcopy(self.reference)
+        matrices, vectors = ([p for p in model.parameters() if (p.ndim > 1) == is_matrix] for is_matrix in (True, False))
+        groups = [{"params": matrices, "weight_decay": optimizer.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+        theirs_optimizer = torch.optim.AdamW(
+            groups, lr=learning_rate, betas=(optimizer.beta1, optimizer.beta2), eps=optimizer.epsilon)
+        theirs = []
+        for _ in range(steps):
+            theirs.append(self.reference_gradients(module=model).loss)
+            torch.nn.utils.clip_grad_norm_(model.parameters(), optimizer.max_grad_norm)
+            theirs_optimizer.step()
+        return ours, theirs
 
     def greedy(self, prompt: Sequence[int], count: int, recipe: str = "fp32", chunk: int = 8) -> list[int]:
         """``count`` tokens through the key-value cache, the prompt fed ``chunk`` tokens at a time."""

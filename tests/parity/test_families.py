@@ -7,6 +7,7 @@ import pytest
 
 from surogate_core.plugins.manager import get_manager
 from surogate_core.testing.parity import Parity
+from surogate_core.train.optimizers import AdamW
 
 
 def _cases() -> list[tuple[str, str]]:
@@ -32,6 +33,13 @@ def test_loss_and_every_gradient(parity):
     errors = parity.gradient_errors()
     assert errors.pop("loss") < 1e-6
     assert max(errors.values()) < 1e-4, sorted(errors.items(), key=lambda item: -item[1])[:5]
+
+
+def test_training_follows_torch(parity):
+    optimizer = AdamW(beta2=0.95, weight_decay=0.1, max_grad_norm=0.5)
+    ours, theirs = parity.training_losses(optimizer, 3e-3, 6)
+    np.testing.assert_allclose(ours, theirs, rtol=2e-5)
+    assert theirs[-1] < 0.8 * theirs[0]
 
 
 def test_greedy_text_through_the_cache(parity):

@@ -21,7 +21,7 @@ GREEDY = 16
 LLAMA3 = {"head_dim": 32, "rope_parameters": {
     "rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192}}  # fmt: skip
-DTYPES = {"f16": 2e-3, "bf16": 2e-2, "q8_0": 0.1, "q4_0": 0.1, "q4_1": 0.1, "q5_0": 0.1, "q5_1": 0.1}
+DTYPES = {"f16": 2e-3, "bf16": 3e-2} | dict.fromkeys(("q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q4_k", "q5_k", "q6_k"), 0.12)
 """Format of the file -> how far llama.cpp's logits may be from ours: its products round activations to the weight's kind."""
 TEXTS = ["the other thing", "  then\n\n\tin there's 1234 things!", "naïve café – 日本 😀", "<s>not the </s> start", ""]
 
@@ -102,7 +102,7 @@ def test_exported_tokenizer_cuts_as_before(variants):
 
 
 def test_quantised_exports_answer(llama_cpp, tmp_path):
-    parity = checkpoint(tmp_path / "model", {"tie_word_embeddings": True})
+    parity = checkpoint(tmp_path / "model", {"hidden_size": 256, "intermediate_size": 256, "tie_word_embeddings": True})
     paths = {dtype: tmp_path / f"{dtype}.gguf" for dtype in DTYPES}
     for dtype, path in paths.items():
         export(tmp_path / "model", path, "gguf", dtype)
@@ -110,7 +110,7 @@ def test_quantised_exports_answer(llama_cpp, tmp_path):
     for (dtype, path), reply in zip(paths.items(), replies):
         ours = Parity(path, None, LoadedModel.open(path, [parity.loaded.family]), parity.batch)
         error = relative_error(ours.logits(), reply["logits"])
-        print(dtype, error); assert error < DTYPES[dtype], (dtype, error)
+        assert error < DTYPES[dtype], (dtype, error)
         tolerance = 2 * float(np.abs(ours.logits() - reply["logits"]).max())
         text = ours.greedy(parity.batch.tokens[14:38].tolist(), GREEDY)
         agree_until_a_tie(text, reply["greedy"][0], reply["gaps"][0], tolerance)

@@ -132,11 +132,23 @@ def test_bf16_is_nearer_to_fp32_than_transformers_in_bf16(model, prompt, exact, 
     assert errors[0] < 0.7 * errors[1], errors
 
 
+@pytest.fixture(scope="module")
+def reply(llama_cpp, path, prompt, tmp_path_factory) -> dict:
+    question = {"model": path, "logits": [prompt], "greedy": [[prompt, GREEDY]]}
+    return llama_cpp.ask([question], tmp_path_factory.mktemp("llama_cpp"))[0]
+
+
 @pytest.mark.slow
-def test_greedy_text_equals_llama_cpp_until_a_tie(model, path, prompt, llama_cpp, tmp_path):
+def test_bf16_is_nearer_to_fp32_than_llama_cpp(model, prompt, exact, reply):
+    ours = float(np.abs(prompt_logits(model, prompt, "bf16") - exact).mean())
+    theirs = float(np.abs(reply["logits"] - exact).mean())
+    assert ours < 0.7 * theirs, (ours, theirs)
+
+
+@pytest.mark.slow
+def test_greedy_text_equals_llama_cpp_until_a_tie(model, prompt, reply):
     """llama.cpp rounds activations to 8 bits here, which moves logits by up to 3: its text may split from ours only where
     our two largest logits are nearer than twice what was measured on the prompt."""
-    [reply] = llama_cpp.ask([{"model": path, "logits": [prompt], "greedy": [[prompt, GREEDY]]}], tmp_path)
     ours = prompt_logits(model, prompt, "fp32")
     tolerance = 2 * float(np.abs(ours[-1] - reply["logits"][-1]).max())
     assert tolerance < 6

@@ -1,0 +1,106 @@
+"""Models through other files and through the public face: GGUF and back to transformers, and Generator."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import tokenizers
+
+from surogate_core.errors import WeightError
+from surogate_core.generate import Generator
+from surogate_core.model import LoadedModel
+from surogate_core.plugins.manager import get_manager
+from surogate_core.testing.parity import Parity, relative_error
+from surogate_core.train.export import export
+
+torch = pytest.importorskip("torch", reason="compares with transformers: pip install 'surogate-core[test]'")
+transformers = pytest.importorskip("transformers", reason="compares with transformers: pip install 'surogate-core[test]'")
+
+# Released Llama 3.2 parameters, with heads wide enough for the three ranges of wavelengths.
+LLAMA32 = {"head_dim": 32, "max_position_embeddings": 131072, "rope_parameters": {
+    "rope_type": "llama3", "rope_theta": 500000.0, "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192}}  # fmt: skip
+TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
+
+
+def checkpoint(folder, family: str, config) -> Parity:
+    """A random checkpoint, and a tokenizer that has a byte for each of its first ids and one merge."""
+    manager = get_manager()
+    manager.load()
+    manager.load_kernels()
+    parity = Parity.make(manager.families[family], config, folder, seed=8)
+    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())[:config["vocab_size"] - 1]
+    vocab = {text: i for i, text in enumerate([*alphabet, "th"])}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocab, [("t", "h")]))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    return parity
+
+
+def cases():
+    manager = get_manager()
+    manager.load()
+    llama, mistral = (manager.families[name].tiny_configs() for name in ("llama", "mistral"))
+    return {
+        "biases": ("llama", {**llama["attention_bias"], "mlp_bias": True}),
+        "llama3": ("llama", {**llama["gqa"], **LLAMA32}),
+        "linear": ("llama", llama["linear_rope"]),
+        "yarn": ("llama", {**llama["gqa"], "rope_parameters": {**llama["yarn_rope"]["rope_parameters"], "attention_factor": 1.5}}),
+        "window": ("mistral", mistral["window"]),
+    }
+
+
+@pytest.mark.parametrize("case", ["biases", "llama3", "linear", "yarn", "window"])
+def test_through_gguf_and_back_it_is_the_same_model_to_transformers(tmp_path, case):
+    parity = checkpoint(tmp_path / "first", *cases()[case])
+    export(tmp_path / "first", tmp_path / "model.gguf", "gguf", "f32")
+    export(tmp_path / "model.gguf", tmp_path / "second", "safetensors", "f32")
+    again = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path / "second", attn_implementation="eager", dtype=torch.float32)
+    assert type(again) is type(parity.reference)
+    expected = parity.reference_logits()
+    assert relative_error(Parity(tmp_path, again, parity.loaded, parity.batch).reference_logits(), expected) < 5e-6
+
+
+def test_what_config_json_cannot_say_is_refused_when_exporting(tmp_path):
+    manager = get_manager()
+    manager.load()
+    checkpoint(tmp_path / "first", "llama", manager.families["llama"].tiny_configs()["yarn_rope_tuned"])
+    export(tmp_path / "first", tmp_path / "model.gguf", "gguf", "f32")
+    with pytest.raises(WeightError, match="not those of a Llama 3 scaling"):
+        export(tmp_path / "model.gguf", tmp_path / "second", "safetensors", "f32")
+
+
+def test_generator_gives_transformers_greedy_text_alone_and_side_by_side(tmp_path):
+    manager = get_manager()
+    manager.load()
+    parity = checkpoint(tmp_path, "llama", manager.families["llama"].tiny_configs()["gqa"])
+    tokens = parity.batch.tokens.tolist()
+    prompts = [tokens[0:13], tokens[14:38], tokens[38:44], tokens[3:4]]
+    expected = [parity.reference_greedy(prompt, 12) for prompt in prompts]
+    generator = Generator(tmp_path, recipe="fp32", threads=1, context=64, sequences=3)
+    assert [list(generator.tokens(prompt, 12)) for prompt in prompts] == expected
+    tokenizer = generator.tokenizer
+    conversations = [[{"role": "user", "content": character}] for character in "AbC?9"]
+    answers = generator.chat_many(conversations, max_new_tokens=12)
+    alone = [parity.reference_greedy(tokenizer.encode(c[0]["content"]), 12) for c in conversations]
+    assert answers == [tokenizer.decode(ids) for ids in alone]
+
+
+def test_wider_files_hold_the_same_values(tmp_path):
+    """bf16 to f32 GGUF to bf16 loses nothing."""
+    manager = get_manager()
+    manager.load()
+    parity = checkpoint(tmp_path / "first", "llama", manager.families["llama"].tiny_configs()["mha_tied"])
+    export(tmp_path / "first", tmp_path / "bf16", "safetensors", "bf16")
+    export(tmp_path / "bf16", tmp_path / "model.gguf", "gguf", "f32")
+    export(tmp_path / "model.gguf", tmp_path / "again", "safetensors", "bf16")
+    stores = [LoadedModel.open(tmp_path / name, [parity.loaded.family]).store for name in ("bf16", "again")]
+    assert stores[0].names() == stores[1].names()
+    for name in stores[0].names():
+        assert np.array_equal(stores[0].get(name).data, stores[1].get(name).data), name
