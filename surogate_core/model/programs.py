@@ -43,11 +43,13 @@ def fingerprint(*parts: Any) -> bytes:
 
 def training_program(
     model: LoadedModel, recipe: Recipe, weights: FrozenWeights, bindings: Mapping[str, int], *, max_positions: int,
-    adapter: LoraSpec | None, optimizer: Any, memory_budget: int | None, strategy_passes=(),
+    adapter: LoraSpec | None, optimizer: Any, memory_budget: int | None, strategy_passes=(), backend: str = "cpu",
+    threads: int | None = None,
 ) -> TrainPlan:
     """Plans forward, backward and update. ``adapter`` None trains every parameter.
 
-    memory_budget: bytes that the program may hold, weights included; None for no limit. Raises TrainingError, before
+    memory_budget: bytes that the program may hold, weights included, when ``backend`` runs it with ``threads``; None for no
+    limit. Raises TrainingError, before
     anything is allocated, when not even full recomputation fits it.
     """
     def build(saved_budget: int | None) -> TrainPlan:
@@ -68,10 +70,10 @@ def training_program(
         dead_code(graph)
         options = EmitOptions(
             bindings, recipe.compute, weights.dtypes(graph), optimizer=optimizer,
-            fingerprint=fingerprint(graph.history, dict(bindings), recipe.name, repr(model.hyperparameters), repr(adapter)),
+            fingerprint=fingerprint(graph.history, dict(bindings), recipe.name, repr(model.hyperparameters), _settings(adapter)),
         )
         program = emit(graph, options)
-        planned = engine.plan(program.to_bytes())
+        planned = engine.plan(program.to_bytes(), backend, threads)
         resident = sum(planned["arenas"].values()) + planned["workspace"] + sum(planned["external"].values())
         return TrainPlan(graph, program, bindings, (before, saved_bytes(graph, bindings)), resident_bytes=resident)
 
@@ -82,21 +84,29 @@ def training_program(
 
 
 def _fit(build: Callable[[int | None], TrainPlan], plan: TrainPlan, memory_budget: int) -> TrainPlan:
-    """Lowers what may be saved until the whole program fits."""
+    """Lowers what may be saved until the whole program fits; the last try recomputes everything."""
     budget = plan.saved_bytes[0]
-    for _ in range(8):
-        budget -= plan.resident_bytes - memory_budget
-        smaller = build(max(budget, 0))
-        if smaller.resident_bytes <= memory_budget:
-            return smaller
-        if budget <= 0:
+    for attempts_left in reversed(range(8)):
+        budget = max(budget - (plan.resident_bytes - memory_budget), 0) if attempts_left else 0
+        plan = build(budget)
+        if plan.resident_bytes <= memory_budget:
+            return plan
+        if budget == 0:
             break
-        plan = smaller
     raise TrainingError(
-        f"the run needs at least {smaller.resident_bytes / 2**20:,.0f} MiB with everything recomputed, and may take "
-        f"{memory_budget / 2**20:,.0f} MiB",
+        f"the run needs at least {_mib(plan.resident_bytes)} MiB with everything recomputed, and may take "
+        f"{_mib(memory_budget)} MiB",
         "Lower per_device_train_batch_size or sequence_len, or raise memory_budget.",
     )
+
+
+def _mib(size: int) -> str:
+    return f"{size / 2**20:,.1f}"
+
+
+def _settings(adapter: LoraSpec | None) -> Any:
+    """The same text in every process: a set has no order of its own."""
+    return None if adapter is None else {**vars(adapter), "roles": sorted(adapter.roles or ())}
 
 
 def _forward(model: LoadedModel, output: str, max_positions: int, adapter: LoraSpec | None) -> Graph:

@@ -2,7 +2,7 @@
 
     step_00000050/
         state.safetensors   "master" and the optimizer's states, one tensor per trained parameter: "master/<name>", ...
-        checkpoint.json     step, data position, fingerprint of what must not change, metrics so far
+        checkpoint.json     step, position in the data, and what must not change when a run goes on
 
 The folder is written under a temporary name, synced and renamed. Parameters are stored by name, not by place, so another
 layout can load them.
@@ -50,8 +50,9 @@ def list_checkpoints(folder: Path) -> list[Checkpoint]:
 
 
 def save(folder: Path, step: int, session: TrainSession, info: Mapping[str, Any], keep: int | None) -> Checkpoint:
-    """Writes a checkpoint and removes those beyond the ``keep`` newest. TrainingError when it cannot be written: nothing of
-    it stays, and the checkpoints from before are untouched."""
+    """Writes a checkpoint and removes those beyond the ``keep`` newest. Checkpoints of later steps are of a course that the
+    run has left, by going on from an earlier one: they go too. TrainingError when it cannot be written: nothing of it
+    stays, and the checkpoints from before are untouched."""
     final = folder / f"step_{step:08d}"
     temporary = folder / f".{final.name}.tmp"
     _remove_leftovers(folder)
@@ -59,8 +60,9 @@ def save(folder: Path, step: int, session: TrainSession, info: Mapping[str, Any]
         temporary.mkdir(parents=True)
         write_file(temporary / STATE_FILE, _tensors(session))
         write_json(temporary / INFO_FILE, {**info, "step": step})
-        if final.exists():
-            shutil.rmtree(final)
+        for left in list_checkpoints(folder):
+            if left.step >= step:
+                _discard(left.path)
         os.rename(temporary, final)
         _sync(folder)
     except (OSError, WeightError) as error:
@@ -72,7 +74,7 @@ def save(folder: Path, step: int, session: TrainSession, info: Mapping[str, Any]
         ) from error
     if keep is not None:
         for old in list_checkpoints(folder)[:-keep]:
-            shutil.rmtree(old.path)
+            _discard(old.path)
     return Checkpoint(final, step)
 
 
@@ -90,6 +92,13 @@ def _sync(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _discard(path: Path) -> None:
+    """Removes a checkpoint such that a crash midway leaves none that looks whole."""
+    gone = path.with_name(f".{path.name}.gone.tmp")
+    os.rename(path, gone)
+    shutil.rmtree(gone, ignore_errors=True)
 
 
 def _remove_leftovers(folder: Path) -> None:

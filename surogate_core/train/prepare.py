@@ -68,9 +68,10 @@ def prepare(config: TrainConfig, mode: Mode) -> Prepared:
     documents = max([loader.max_documents, *(e.max_documents for e in evaluations.values())])
     bindings = {"T": loader.num_tokens, "D": documents + 1}
     budget = _budget(config)
+    threads = None if config.threads == "auto" else config.threads
     plan = training_program(
         model, recipe, weights, bindings, max_positions=config.sequence_len, adapter=adapter, optimizer=optimizer,
-        memory_budget=budget, strategy_passes=strategy.passes(config),
+        memory_budget=budget, strategy_passes=strategy.passes(config), backend=config.backend, threads=threads,
     )
     total = loader.steps_per_epoch * config.num_epochs
     if config.max_steps is not None:
@@ -79,7 +80,6 @@ def prepare(config: TrainConfig, mode: Mode) -> Prepared:
         config.lr_scheduler_type, config.learning_rate, total, config.warmup(total), config.min_lr_ratio,
         config.wsd_decay_ratio,
     )
-    threads = None if config.threads == "auto" else config.threads
     return Prepared(config, mode, manager, model, tokenizer, loader, evaluations, recipe, weights, adapter, optimizer,
                     plan, total, schedule, threads, budget)
 

@@ -13,7 +13,8 @@ PLOT_FILE = "loss.png"
 
 
 def mib(size: float) -> str:
-    return f"{size / 2**20:,.0f} MiB"
+    """With a decimal where whole numbers would hide what there is."""
+    return f"{size / 2**20:,.0f} MiB" if size >= 10 << 20 or size == 0 else f"{size / 2**20:.2f} MiB"
 
 
 def banner(prepared: Prepared, session: TrainSession, resumed: int) -> str:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 class Schedule:
     """kind: constant, linear, cosine or wsd (constant, then linear to the floor over the last ``decay_ratio``).
 
-    ``warmup`` steps rise linearly in every kind: step 0 already trains, at peak / warmup. ``floor`` is the final rate as a
-    fraction of the peak.
+    ``warmup`` steps rise linearly in every kind: step 0 already trains, at peak / warmup. ``floor``, a fraction of the peak,
+    is what the rate falls to one step after the last, so that no step of a run is without effect.
     """
 
     kind: str
@@ -34,6 +34,6 @@ class Schedule:
         if self.kind == "wsd":
             decay = max(1, round(self.total * self.decay_ratio))
             start = self.total - decay
-            return 1.0 if step < start else max(0.0, 1 - (step - start + 1) / decay)
+            return 1.0 if step < start else max(0.0, 1 - (step - start + 1) / (decay + 1))
         progress = min(1.0, (step - self.warmup) / max(1, self.total - self.warmup))
         return 1 - progress if self.kind == "linear" else 0.5 * (1 + math.cos(math.pi * progress))

@@ -9,9 +9,6 @@ from ..engine import Session
 from ..model import FrozenWeights, LoadedModel, TrainPlan, initial_values
 from ..program.trainable import TrainableLayout
 
-FLAT_STATE = ("master",)
-
-
 class TrainSession:
     """Runs steps. Parameters start from the checkpoint, or from ``seed`` where the checkpoint has none."""
 
@@ -83,10 +80,13 @@ class TrainSession:
 
 
 def write_batch(session: Session, batch: Batch) -> None:
-    """Puts a micro-batch into a program's inputs; doc_starts is padded with its last entry."""
+    """Puts a micro-batch into a program's inputs; doc_starts is padded with its last entry. ValueError when it has more
+    documents than the program was planned for."""
     for name in ("tokens", "targets", "positions", "token_weights"):
         session.tensor(name)[:] = getattr(batch, name)
     starts = session.tensor("doc_starts")
-    count = min(len(starts), len(batch.doc_starts))
+    count = int(np.searchsorted(batch.doc_starts, batch.doc_starts[-1])) + 1
+    if count > len(starts):
+        raise ValueError(f"the batch has {count - 1} documents; the program holds {len(starts) - 1}")
     starts[:count] = batch.doc_starts[:count]
     starts[count:] = batch.doc_starts[-1]

@@ -3,31 +3,41 @@
 from __future__ import annotations
 
 import csv
+import errno
 import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
+
+from ..errors import TrainingError
+from ..weights.files import write_text
 
 
 class JsonLines:
-    """metrics.jsonl: one object a line, on disk after every step. A resumed run cuts off what its checkpoint precedes."""
+    """metrics.jsonl: one object a line, handed to the system after every step. A resumed run keeps what its checkpoint
+    has seen and cuts off the rest. Raises TrainingError where the file cannot be written."""
 
     def __init__(self, path: Path, first_step: int) -> None:
+        self.path = path
         kept = []
         if path.exists():
-            kept = [line for line in path.read_text(encoding="utf-8").splitlines() if _step_of(line) < first_step]
-        self._file = path.open("w", encoding="utf-8")
-        self._file.writelines(line + "\n" for line in kept)
-        self._file.flush()
+            lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+            kept = [line for line in lines if _step_of(line) < first_step]
+        write_text(path, "".join(line + "\n" for line in kept))
+        self._file = path.open("ab", buffering=0)
 
     def write(self, record: Mapping[str, Any]) -> None:
-        self._file.write(json.dumps(record) + "\n")
-        self._file.flush()
+        line = (json.dumps(record) + "\n").encode()
+        try:
+            if self._file.write(line) != len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as error:
+            raise TrainingError(
+                f"cannot write {self.path}: {error.strerror or error}", "Free space on that disk; the same command goes on."
+            ) from error
 
     def close(self) -> None:
-        self._file.flush()
-        os.fsync(self._file.fileno())
         self._file.close()
 
 
@@ -40,22 +50,36 @@ def _step_of(line: str) -> float:
 
 
 class CsvTracker:
-    """metrics.csv beside the run's other files: for spreadsheets. Columns are those of the first step."""
+    """metrics.csv beside the run's other files: for spreadsheets. Columns are those of the first step. A resumed run keeps
+    the rows before its own first."""
 
     def __init__(self, config: Any, output_dir: Path) -> None:
-        self._file = (output_dir / "metrics.csv").open("w", newline="", encoding="utf-8")
+        self._path = output_dir / "metrics.csv"
+        self._file: TextIO | None = None
         self._writer: csv.DictWriter | None = None
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         row = {"step": step, **metrics}
         if self._writer is None:
-            self._writer = csv.DictWriter(self._file, list(row), extrasaction="ignore", restval="")
-            self._writer.writeheader()
+            self._open(row)
         self._writer.writerow(row)
         self._file.flush()
 
+    def _open(self, first: dict[str, float]) -> None:
+        columns, rows = list(first), []
+        if self._path.exists() and first["step"] > 1:
+            with self._path.open(newline="", encoding="utf-8") as file:
+                reader = csv.DictReader(file)
+                rows = [row for row in reader if (row.get("step") or "").isdigit() and int(row["step"]) < first["step"]]
+                columns = list(reader.fieldnames or columns)
+        self._file = self._path.open("w", newline="", encoding="utf-8")
+        self._writer = csv.DictWriter(self._file, columns, extrasaction="ignore", restval="")
+        self._writer.writeheader()
+        self._writer.writerows(rows)
+
     def finish(self, status: str) -> None:
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
 
 
 BUILTIN = {"csv": CsvTracker}

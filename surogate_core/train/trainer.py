@@ -48,6 +48,12 @@ class Trainer:
         self._stop = False
 
     def resume(self, checkpoint: checkpoints.Checkpoint) -> None:
+        changed = [key for key, value in self._identity().items() if checkpoint.info.get(key) != value]
+        if changed:
+            raise TrainingError(
+                f"checkpoint {checkpoint.path} was written with another {' and '.join(changed)}",
+                "Resume with the settings of the run that wrote it, or start a new run in another output_dir.",
+            )
         info = checkpoints.load(checkpoint, self.session)
         self.prepared.loader.load_state_dict(info["loader"])
         self.step, self.tokens_seen = info["step"], info["tokens_seen"]
@@ -138,8 +144,16 @@ class Trainer:
             + (f"The newest checkpoint is {kept[-1].path}." if kept else "No checkpoint was written yet."),
         )
 
+    def _identity(self) -> dict[str, Any]:
+        """What must be the same in every process that works on a run, beside the data and the parameters' names."""
+        adapter = self.prepared.adapter
+        return {
+            "model": repr(self.prepared.model.hyperparameters), "seed": self.config.seed,
+            "lora scale": adapter.scale if adapter else None, "lora dropout": adapter.dropout if adapter else None,
+        }
+
     def _save(self) -> None:
-        info = {"loader": self.prepared.loader.state_dict(), "tokens_seen": self.tokens_seen, "seed": self.config.seed}
+        info = {"loader": self.prepared.loader.state_dict(), "tokens_seen": self.tokens_seen, **self._identity()}
         checkpoints.save(self.folder, self.step, self.session, info, self.config.save_total_limit)
 
     def _track(self, trackers: list[tuple[str, Any]], record: dict[str, Any]) -> None:
