@@ -25,15 +25,36 @@ class LoadedModel:
 
     @classmethod
     def open(cls, path: str | Path, families: Iterable[Family], family: str = "auto") -> LoadedModel:
-        """Opens a Hugging Face folder or GGUF file. WeightError: not a model, or of an architecture nobody here reads."""
+        """Opens a Hugging Face folder or GGUF file. WeightError: not a model, of an architecture nobody here reads, or with
+        tensors that do not fit its configuration: some missing, or some that the configuration has no place for."""
         store = WeightStore.open(path)
         if store.kind == "gguf":
             chosen = _by_gguf(store, list(families), family)
             hyperparameters = chosen.from_gguf(store)
-            return cls(chosen, hyperparameters, store, chosen.gguf_names(hyperparameters))
-        chosen = _by_config(store.config, str(path), list(families), family)
-        hyperparameters = chosen.from_hf(store.config)
-        return cls(chosen, hyperparameters, store, chosen.hf_names(hyperparameters))
+            model = cls(chosen, hyperparameters, store, chosen.gguf_names(hyperparameters))
+        else:
+            chosen = _by_config(store.config, str(path), list(families), family)
+            hyperparameters = chosen.from_hf(store.config)
+            model = cls(chosen, hyperparameters, store, chosen.hf_names(hyperparameters))
+        model._check_tensors()
+        return model
+
+    def _check_tensors(self) -> None:
+        """Tensors of names that the family does not know are let be: old checkpoints hold buffers and the like. A head
+        beside a tied embedding is let be too, as it is where these files come from."""
+        params = [name for name, _ in self.dsl().parameters()]
+        found = set(self.names.resolve(self.store, params))
+        for name in params:
+            if name not in found:
+                raise WeightError(self.store.missing(self.names.file_names(name)[0]))
+        known = {*params, *self.names.tied}
+        for tensor in self.names.unused(self.store, params):
+            surplus = [name for name in self.names.param_names(tensor) if name not in known]
+            if surplus:
+                raise WeightError(
+                    f"{self.store.path}: tensor {tensor!r} has no place in the model that the configuration describes; "
+                    "weights and configuration do not belong together"
+                )
 
     @classmethod
     def from_architecture(cls, architecture: Mapping[str, Any], families: Iterable[Family], family: str = "auto") -> LoadedModel:

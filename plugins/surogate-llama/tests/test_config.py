@@ -133,7 +133,26 @@ def test_missing_tensor_and_wrong_shape_are_named(tmp_path):
     (folder / "config.json").write_text(json.dumps(config))
     _without(folder, "model.layers.1.self_attn.k_proj.weight")
     with pytest.raises(WeightError, match="no tensor 'model.layers.1.self_attn.k_proj.weight'"):
+        LoadedModel.open(folder, FAMILIES)
+
+
+@pytest.mark.parametrize(("written", "read", "says"), [
+    ({"attention_bias": True}, {"attention_bias": False}, "'model.layers.0.self_attn.q_proj.bias' has no place"),
+    ({"attention_bias": False}, {"attention_bias": True}, "no tensor 'model.layers.0.self_attn.q_proj.bias'"),
+    ({}, {"num_hidden_layers": 1}, "'model.layers.1.input_layernorm.weight' has no place"),
+    ({}, {"num_hidden_layers": 3}, "no tensor 'model.layers.2.input_layernorm.weight'.*and 8 more"),
+    ({"tie_word_embeddings": True}, {"tie_word_embeddings": False}, None),
+    ({}, {"tie_word_embeddings": True}, None),
+])  # fmt: skip
+def test_tensors_that_do_not_fit_the_configuration_are_named(tmp_path, written, read, says):
+    folder = write_folder(tmp_path / "model", LLAMA_FAMILY, {**LLAMA, **written})
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **read}))
+    if says is None:
         _load_all(LoadedModel.open(folder, FAMILIES))
+        return
+    with pytest.raises(WeightError, match=says):
+        LoadedModel.open(folder, FAMILIES)
 
 
 @pytest.mark.parametrize("variant", LLAMA_VARIANTS)
