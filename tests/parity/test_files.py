@@ -46,11 +46,12 @@ def cases():
     manager = get_manager()
     manager.load()
     llama, mistral = (manager.families[name].tiny_configs() for name in ("llama", "mistral"))
+    louder = {**llama["yarn_rope"]["rope_parameters"], "attention_factor": 1.5}
     return {
         "biases": ("llama", {**llama["attention_bias"], "mlp_bias": True}),
         "llama3": ("llama", {**llama["gqa"], **LLAMA32}),
         "linear": ("llama", llama["linear_rope"]),
-        "yarn": ("llama", {**llama["gqa"], "rope_parameters": {**llama["yarn_rope"]["rope_parameters"], "attention_factor": 1.5}}),
+        "yarn": ("llama", {**llama["gqa"], "rope_parameters": louder}),
         "window": ("mistral", mistral["window"]),
     }
 

@@ -67,7 +67,9 @@ def _rope_scaling(store, metadata, arch: str, dims: int) -> dict[str, Any]:
     if "rope_freqs.weight" in store:
         factors = store.get("rope_freqs.weight").to_f32()
         if factors.shape != (dims // 2,):
-            raise WeightError(f"{store.path}: rope_freqs.weight has shape {list(factors.shape)}, not one for each of {dims // 2} pairs")
+            raise WeightError(
+                f"{store.path}: rope_freqs.weight has shape {list(factors.shape)}; {dims // 2} pairs of dimensions are rotated"
+            )
         scaling = {"rope_type": "factors", "factors": tuple(float(f) for f in factors)}
         return scaling if magnitude == 1.0 else {**scaling, "attention_factor": magnitude}
     kind = metadata.get(prefix + "type", "none")
