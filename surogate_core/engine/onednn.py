@@ -1,7 +1,7 @@
 """Finding oneDNN, which the CPU backend opens at run time for plain matrix products.
 
-The distribution onednn-cpu-gomp puts libdnnl.so.3 into the environment's lib folder, where the loader doesn't look. Opened
-here by its path, it is found by its name afterwards. Without it the backend's own kernels run.
+The distribution onednn-cpu-gomp puts libdnnl.so.3 into the environment's lib folder, where the loader doesn't look.
+Opened here by its path, it is found by its name afterwards. Without it the backend's own kernels run.
 """
 
 from __future__ import annotations

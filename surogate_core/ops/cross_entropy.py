@@ -64,7 +64,7 @@ def vjp(b, node, grads):
 def infer_grad(inputs, attrs):
     x, weight, targets, dtoken_loss = inputs
     _check("linear_cross_entropy_grad", x, weight, targets)
-    require(dtoken_loss.shape == targets.shape, f"linear_cross_entropy_grad: dtoken_loss must have shape {targets.shape}")
+    require(dtoken_loss.shape == targets.shape, f"linear_cross_entropy_grad: dtoken_loss must be {targets.shape}")
     return [
         TensorType(targets.shape, "f32"),
         TensorType(x.shape, attrs.get("out_dtype") or x.dtype),
@@ -128,8 +128,8 @@ def samples_grad(rng):
 
 LINEAR_CROSS_ENTROPY = Op(
     name="linear_cross_entropy",
-    doc="token_loss[T] = -log softmax(x[T,K] @ weight[V,K].T)[targets]; 0 where the target is negative. Only one chunk of "
-    "logits exists at a time.",
+    doc="token_loss[T] = -log softmax(x[T,K] @ weight[V,K].T)[targets]; 0 where the target is negative. Only one "
+    "chunk of logits exists at a time.",
     inputs=(
         Operand("x", "[T, K]"),
         Operand("weight", "[V, K], plain or quantised along K"),
@@ -148,7 +148,8 @@ LINEAR_CROSS_ENTROPY = Op(
 
 LINEAR_CROSS_ENTROPY_GRAD = Op(
     name="linear_cross_entropy_grad",
-    doc="The losses of `linear_cross_entropy` and, from the same logits, the gradients to x and (if present) the weight.",
+    doc="The losses of `linear_cross_entropy` and, from the same logits, the gradients to x and (if present) the "
+    "weight.",
     inputs=(
         Operand("x", "[T, K]"),
         Operand("weight", "[V, K], plain or quantised along K"),

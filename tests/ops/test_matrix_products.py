@@ -1,4 +1,4 @@
-"""What the matrix products promise beyond their samples: batch independence, unsupervised rows, alternatives, refusals."""
+"""What the matrix products promise beyond their samples: batch independence, unsupervised rows, refusals."""
 
 from __future__ import annotations
 
@@ -91,7 +91,8 @@ def test_a_target_outside_the_vocabulary_is_refused(kernel):
     x = (np.zeros((2, 32), np.uint16), "bf16", (2, 32))
     w = (np.zeros((10, 32), np.uint16), "bf16", (10, 32))
     with pytest.raises(EngineError, match="target 10 of token 1 is outside the vocabulary of 10"):
-        engine.run_op("linear_cross_entropy", [x, w, np.array([1, 10], np.int32)], [np.zeros(2, np.float32)], kernel=kernel)
+        targets = np.array([1, 10], np.int32)
+        engine.run_op("linear_cross_entropy", [x, w, targets], [np.zeros(2, np.float32)], kernel=kernel)
 
 
 def test_onednn_is_found_where_its_distribution_lists_it():

@@ -1,6 +1,6 @@
-// linear, linear_input_grad and linear_weight_grad on oneDNN, for operands that are stored as it takes them: f32 x f32 and
-// bf16 x bf16. The library is opened at run time (surogate_core.engine loads it beforehand, from wherever it is installed);
-// where it is missing these kernels support nothing and our own run.
+// linear, linear_input_grad and linear_weight_grad on oneDNN, for operands that are stored as it takes them: f32 x f32
+// and bf16 x bf16. The library is opened at run time (surogate_core.engine loads it beforehand, from wherever it is
+// installed); where it is missing these kernels support nothing and our own run.
 //
 // The parallelism stays ours: a product is cut into tasks by shape alone, each one primitive on one thread, so results
 // depend neither on the number of workers nor on oneDNN's own scheduling.
@@ -95,7 +95,8 @@ bool read(const sg_call *call, Problem *p) {
   if (product == Product::weight_grad && p->c->dtype != SG_F32) return false;
   if (p->addend != nullptr && (p->addend->dtype != p->c->dtype || num_elements(p->addend) != p->m * p->n)) return false;
   // oneDNN adds the bias before it scales.
-  if (p->bias != nullptr && (p->bias->dtype != SG_F32 || p->alpha != 1.0f || num_elements(p->bias) != p->n)) return false;
+  if (p->bias != nullptr && (p->bias->dtype != SG_F32 || p->alpha != 1.0f || num_elements(p->bias) != p->n))
+    return false;
   p->in = type_of(p->a), p->out = type_of(p->c);
   return true;
 }
@@ -150,7 +151,8 @@ bool set_attributes(dnnl_primitive_attr_t attr, const Problem &p) {
   if (p.alpha != 1.0f && lib.post_ops_append_eltwise(ops.handle, dnnl_eltwise_linear, p.alpha, 0.0f) != dnnl_success) {
     return false;
   }
-  if (p.addend != nullptr && lib.post_ops_append_sum(ops.handle, 1.0f, 0, dnnl_data_type_undef) != dnnl_success) return false;
+  if (p.addend != nullptr && lib.post_ops_append_sum(ops.handle, 1.0f, 0, dnnl_data_type_undef) != dnnl_success)
+    return false;
   return lib.primitive_attr_set_post_ops(attr, ops.handle) == dnnl_success;
 }
 
@@ -165,8 +167,8 @@ bool create_block(const Problem &p, int64_t rows, int64_t columns, int workers, 
   if (!describe(&c, rows, columns, p.out, p.n, 1)) return false;
   if (p.bias != nullptr && !describe(&bias, 1, columns, dnnl_f32, columns, 1)) return false;
   if (lib.primitive_attr_create(&attr.handle) != dnnl_success || !set_attributes(attr.handle, p)) return false;
-  if (lib.matmul_primitive_desc_create(&desc.handle, lib.engine, a.handle, b.handle, bias.handle, c.handle, attr.handle) !=
-      dnnl_success) {
+  if (lib.matmul_primitive_desc_create(&desc.handle, lib.engine, a.handle, b.handle, bias.handle, c.handle,
+                                       attr.handle) != dnnl_success) {
     return false;
   }
   if (lib.primitive_create(&block->primitive, desc.handle) != dnnl_success) return false;

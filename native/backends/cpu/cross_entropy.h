@@ -3,11 +3,11 @@
 //   token_loss = log sum_v exp(l_v) - l_target,     dl_v = dtoken_loss * (exp(l_v - lse) - [v == target])
 //   dz_v = dl_v * (1 - (l_v / softcap)^2),          dx = logit_scale * dz . weight,     dweight += logit_scale * dz^T x
 //
-// Tokens without a target cost nothing: the others are gathered first, and taken a chunk at a time. A chunk's logits never
-// meet more than one worker's cache in the forward op. The gradient keeps, of one chunk, exp(l - largest of the panel), of
-// which the softmax is a multiple; in slots of kSlot columns. (With a cap it keeps l, whose slope it needs.) Then each task
-// takes a range of slots: it turns a slot into dz, in place and in x's precision, and multiplies it with the weight while it
-// is in the cache. The ranges' sums of dx are added in order.
+// Tokens without a target cost nothing: the others are gathered first, and taken a chunk at a time. A chunk's logits
+// never meet more than one worker's cache in the forward op. The gradient keeps, of one chunk, exp(l - largest of the
+// panel), of which the softmax is a multiple; in slots of kSlot columns. (With a cap it keeps l, whose slope it needs.)
+// Then each task takes a range of slots: it turns a slot into dz, in place and in x's precision, and multiplies it with
+// the weight while it is in the cache. The ranges' sums of dx are added in order.
 #pragma once
 
 #include "gemm.h"
@@ -24,7 +24,8 @@ struct CrossEntropy {
 
   bool read(const sg_call *call, bool gradient_) {
     gradient = gradient_;
-    if (call->num_inputs < (gradient ? 4 : 3) || call->num_outputs < (gradient ? 2 : 1) || !all_dense(call)) return false;
+    if (call->num_inputs < (gradient ? 4 : 3) || call->num_outputs < (gradient ? 2 : 1) || !all_dense(call))
+      return false;
     x = input(call, 0), weight = input(call, 1), targets = input(call, 2), token_loss = output(call, 0);
     dtoken_loss = gradient ? input(call, 3) : nullptr;
     dx = gradient ? output(call, 1) : nullptr, dweight = gradient ? output(call, 2) : nullptr;
@@ -37,7 +38,8 @@ struct CrossEntropy {
     logit_scale = static_cast<float>(attr_float(call, "logit_scale", 1.0));
     if (!gradient) return true;
     if (dtoken_loss == nullptr || dtoken_loss->dtype != SG_F32 || num_elements(dtoken_loss) != tokens) return false;
-    if (dx == nullptr || !is_activation(dx) || dx->rank != 2 || dx->shape[0] != tokens || dx->shape[1] != width) return false;
+    if (dx == nullptr || !is_activation(dx) || dx->rank != 2 || dx->shape[0] != tokens || dx->shape[1] != width)
+      return false;
     return dweight == nullptr || (dweight->dtype == SG_F32 && dweight->rank == 2 && dweight->shape[0] == vocabulary &&
                                   dweight->shape[1] == width);
   }
@@ -55,7 +57,8 @@ struct CrossEntropyPlan {
   int64_t panel;        // columns of dx at a time
   int64_t panel_rows;   // rows of a panel's sums
   Gemm<Micro> logits, weight_grad;
-  int64_t packed_bytes, worker_bytes, offset_x, offset_partial, offset_row, offset_slots, offset_sums, offset_workers, bytes;
+  int64_t packed_bytes, worker_bytes, offset_x, offset_partial, offset_row, offset_slots, offset_sums, offset_workers,
+      bytes;
 
   CrossEntropyPlan(const CrossEntropy &problem, int workers)
       : p(problem),
@@ -69,7 +72,8 @@ struct CrossEntropyPlan {
     const int64_t unit = p.weight->dtype >= SG_Q4_K ? 256 : Micro::kStrip;
     panel = std::min(CrossEntropy::kWidePanel, round_up(p.width, unit));
     panel_rows = round_up(chunk, Micro::kGroup);
-    packed_bytes = round_up(Micro::padded_contraction(kSlot) * panel * static_cast<int64_t>(sizeof(typename Micro::Packed)), 64);
+    packed_bytes =
+        round_up(Micro::padded_contraction(kSlot) * panel * static_cast<int64_t>(sizeof(typename Micro::Packed)), 64);
     worker_bytes = logits.worker_bytes();
     if (p.gradient) {
       const int64_t input_grad = packed_bytes + round_up(Micro::scratch_floats(kSlot, panel) * 4, 64);
@@ -147,7 +151,8 @@ struct CrossEntropyRun {
     char *x = workspace + plan.offset_x;
     parallel_rows(call, count, p.width, [&](int64_t begin, int64_t end) {
       for (int64_t r = begin; r < end; ++r) {
-        std::memcpy(x + r * row_bytes, data<const char>(p.x) + rows[first + r] * row_bytes, static_cast<size_t>(row_bytes));
+        std::memcpy(x + r * row_bytes, data<const char>(p.x) + rows[first + r] * row_bytes,
+                    static_cast<size_t>(row_bytes));
       }
     });
     const MatrixA a{x, p.x->dtype, p.width, false};
@@ -173,7 +178,8 @@ struct CrossEntropyRun {
   // A row of one panel: scale and cap, remember the largest and the sum of exponentials, keep what a gradient needs.
   // Sums and slots are padded to whole vectors; what is past `n` becomes -infinity, and 0 as an exponential.
   void finish_logits(int64_t first, const Gemm<Micro> &gemm, int64_t row, int64_t column, int n, float *sums) const {
-    const vf scale = vset(p.logit_scale), cap = vset(p.softcap), inverse_cap = vset(p.softcap > 0 ? 1.0f / p.softcap : 0);
+    const vf scale = vset(p.logit_scale), cap = vset(p.softcap),
+             inverse_cap = vset(p.softcap > 0 ? 1.0f / p.softcap : 0);
     const int padded = static_cast<int>(round_up(n, kLanes));
     std::fill(sums + n, sums + padded, -INFINITY);
     vf largest = vset(-INFINITY);

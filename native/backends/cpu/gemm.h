@@ -2,7 +2,8 @@
 //
 // It is cut into tasks of (row block x column panel) by shape alone. A task packs its panel of B into the worker's
 // workspace, decoding it on the way (B may be a quantised weight read in place), and multiplies all its rows of A with
-// it. What is done with a packed panel is the `Micro` parameter: fp32 vectors here, bf16 pairs and tiles in other files.
+// it. What is done with a packed panel is the `Micro` parameter: fp32 vectors here, bf16 pairs and tiles in other
+// files.
 #pragma once
 
 #include <algorithm>
@@ -293,7 +294,8 @@ struct Gemm {
 
   // Bytes of one worker's workspace: the packed panel, scratch, sums.
   int64_t packed_bytes() const {
-    return round_up(Micro::padded_contraction(chunk()) * panel * static_cast<int64_t>(sizeof(typename Micro::Packed)), 64);
+    return round_up(Micro::padded_contraction(chunk()) * panel * static_cast<int64_t>(sizeof(typename Micro::Packed)),
+                    64);
   }
   int64_t scratch_bytes() const { return round_up(Micro::scratch_floats(chunk(), panel) * 4, 64); }
   int64_t sums_rows() const {
@@ -302,7 +304,8 @@ struct Gemm {
   }
   int64_t worker_bytes() const { return packed_bytes() + scratch_bytes() + round_up(sums_rows() * panel * 4, 64); }
 
-  // finish(row, rows, column, columns, sums, stride) takes the sums of a group of rows; they are padded to whole strips.
+  // finish(row, rows, column, columns, sums, stride) takes the sums of a group of rows; they are padded to whole
+  // strips.
   template <class Finish>
   void run_task(int64_t task, char *workspace, const MatrixA &a, const MatrixB &b, const Finish &finish) const {
     auto *packed = reinterpret_cast<typename Micro::Packed *>(workspace);

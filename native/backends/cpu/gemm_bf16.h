@@ -1,9 +1,9 @@
 // Packing for the processors that multiply bf16: operands in pairs of consecutive k, summed in fp32. Both the AMX tiles
 // and the AVX-512 dot product read the same panels, so they differ only in the loop that multiplies.
 //
-// A strip is 32 columns. A step of 32 k is 16 pairs; a packed step of a strip is two squares (columns 0-15 and 16-31) of
-// 16 pairs x 16 columns, each pair one 32-bit element with the lower k in the lower half. K is padded with zeros to whole
-// steps on both sides; rows of A are taken in groups of 32, contiguous or where they lie.
+// A strip is 32 columns. A step of 32 k is 16 pairs; a packed step of a strip is two squares (columns 0-15 and 16-31)
+// of 16 pairs x 16 columns, each pair one 32-bit element with the lower k in the lower half. K is padded with zeros to
+// whole steps on both sides; rows of A are taken in groups of 32, contiguous or where they lie.
 #pragma once
 
 #include "gemm.h"
@@ -68,8 +68,8 @@ struct Bf16Panels {
       }
       for (int64_t c = 0; c < columns; c += kStrip) {
         __m512i low, high;
-        interleave(load_row(rows[0] + c, columns - c, 2 * pair < kc), load_row(rows[1] + c, columns - c, 2 * pair + 1 < kc),
-                   &low, &high);
+        interleave(load_row(rows[0] + c, columns - c, 2 * pair < kc),
+                   load_row(rows[1] + c, columns - c, 2 * pair + 1 < kc), &low, &high);
         uint32_t *target = packed + c * pairs + pair / 16 * 2 * kSquare + pair % 16 * 16;
         _mm512_storeu_si512(target, low);
         _mm512_storeu_si512(target + kSquare, high);

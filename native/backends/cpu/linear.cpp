@@ -1,4 +1,5 @@
-// linear, linear_input_grad and linear_weight_grad in fp32 vectors, for every dtype: what runs where nothing faster does.
+// linear, linear_input_grad and linear_weight_grad in fp32 vectors, for every dtype: what runs where nothing faster
+// does.
 #include "linear.h"
 
 namespace sg::cpu::SG_ISA {

@@ -24,7 +24,9 @@ inline bool read_linear(const sg_call *call, LinearProblem *p) {
   if (!is_activation(left) || !is_activation(out)) return false;
   const int64_t r0 = right->shape[0], r1 = right->shape[1];
   const sg_tensor *bias = op == LinearOp::forward ? input(call, 2) : nullptr;
-  const sg_tensor *addend = op == LinearOp::forward ? input(call, 3) : op == LinearOp::input_grad ? input(call, 2) : nullptr;
+  const sg_tensor *addend = op == LinearOp::forward      ? input(call, 3)
+                            : op == LinearOp::input_grad ? input(call, 2)
+                                                         : nullptr;
   if constexpr (op == LinearOp::weight_grad) {
     if (!is_activation(right) || out->dtype != SG_F32 || left->shape[0] != r0) return false;
     p->m = left->shape[1], p->n = r1, p->k = r0;
@@ -42,8 +44,12 @@ inline bool read_linear(const sg_call *call, LinearProblem *p) {
     return false;
   }
   p->b = {right->data, right->dtype, row_bytes(right->dtype, r1), op != LinearOp::forward};
-  p->finish = {static_cast<float>(attr_float(call, "alpha", 1.0)), bias == nullptr ? nullptr : bias->data,
-               bias == nullptr ? SG_F32 : bias->dtype, addend == nullptr ? nullptr : addend->data, out->data, out->dtype,
+  p->finish = {static_cast<float>(attr_float(call, "alpha", 1.0)),
+               bias == nullptr ? nullptr : bias->data,
+               bias == nullptr ? SG_F32 : bias->dtype,
+               addend == nullptr ? nullptr : addend->data,
+               out->data,
+               out->dtype,
                p->n};
   if constexpr (op == LinearOp::weight_grad) p->finish.addend = out->data;
   return true;
@@ -58,7 +64,8 @@ inline Gemm<Micro> make_gemm(const LinearProblem &p) {
   return Gemm<Micro>::product(p.m, p.n, p.k, wants_wide_panels(p));
 }
 
-// A weight gradient that is narrow, as LoRA's are, is computed as its transpose: then the wide operand is read in order.
+// A weight gradient that is narrow, as LoRA's are, is computed as its transpose: then the wide operand is read in
+// order.
 inline bool is_transposed(const LinearProblem &p) { return p.n <= 64 && p.n < p.m; }
 
 inline LinearProblem transposed(const LinearProblem &p) {

@@ -43,7 +43,8 @@ struct DotMicro : Bf16Panels {
       for (; i + kTileRows <= rows; i += kTileRows) {
         tile<kTileRows>(a.data + i * a.stride, a.stride, b, count, c + i * sums_stride, sums_stride, add);
       }
-      for (; i + 4 <= rows; i += 4) tile<4>(a.data + i * a.stride, a.stride, b, count, c + i * sums_stride, sums_stride, add);
+      for (; i + 4 <= rows; i += 4)
+        tile<4>(a.data + i * a.stride, a.stride, b, count, c + i * sums_stride, sums_stride, add);
       for (; i < rows; ++i) tile<1>(a.data + i * a.stride, a.stride, b, count, c + i * sums_stride, sums_stride, add);
     }
   }

@@ -7,7 +7,8 @@
 
 namespace sg::cpu::SG_ISA {
 
-// Both operands that the processor multiplies are, or become, bf16: a weight of another dtype is rounded as it is packed.
+// Both operands that the processor multiplies are, or become, bf16: a weight of another dtype is rounded as it is
+// packed.
 template <LinearOp op, class Micro>
 int32_t supports_bf16(const sg_call *call) {
   LinearProblem p;
@@ -23,8 +24,16 @@ int32_t cross_entropy_supports_bf16(const sg_call *call) {
 
 template <class Micro, bool gradient>
 constexpr sg_kernel cross_entropy_kernel(const char *op) {
-  return {sizeof(sg_kernel), op, "cpu", SG_ISA_NAME, SG_TRAIT_DETERMINISTIC, -1,
-          cross_entropy_supports_bf16<Micro, gradient>, cross_entropy_workspace<Micro, bf16, gradient>, nullptr, nullptr,
+  return {sizeof(sg_kernel),
+          op,
+          "cpu",
+          SG_ISA_NAME,
+          SG_TRAIT_DETERMINISTIC,
+          -1,
+          cross_entropy_supports_bf16<Micro, gradient>,
+          cross_entropy_workspace<Micro, bf16, gradient>,
+          nullptr,
+          nullptr,
           cross_entropy_run<Micro, bf16, gradient>};
 }
 

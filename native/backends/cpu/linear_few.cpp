@@ -1,6 +1,6 @@
 // linear for one to eight tokens: what decoding does. The weight is read once, in place, and each vector of it is
-// multiplied with every token while it is in a register. A token's sums are formed in the same order whatever the number
-// of tokens, so a sequence decodes to the same bits alone and in a batch.
+// multiplied with every token while it is in a register. A token's sums are formed in the same order whatever the
+// number of tokens, so a sequence decodes to the same bits alone and in a batch.
 #include "linear.h"
 
 namespace sg::cpu::SG_ISA {
@@ -10,8 +10,8 @@ constexpr int64_t kMaxTokens = 8;
 constexpr int64_t kMaxBlocks = 2048;  // scales converted at a time, of one row
 constexpr int64_t kAhead = 4096;      // bytes between what is multiplied and what is fetched
 
-// A Reader turns a row of blocks into vectors. `scales` converts the f16 fields of `count` blocks to kScales floats each;
-// `block` calls put(j, v): v holds the weights that belong to vector j of the block's activations.
+// A Reader turns a row of blocks into vectors. `scales` converts the f16 fields of `count` blocks to kScales floats
+// each; `block` calls put(j, v): v holds the weights that belong to vector j of the block's activations.
 template <int32_t dtype>
 struct BlockReader {
   using F = Format<dtype>;
@@ -48,9 +48,9 @@ inline __m128 load_scales(const uint8_t *p) {
   return _mm_cvtph_ps(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(p)));
 }
 
-// 4-bit codes by a table of the block's sixteen values. The 16 bytes are repeated in the four lanes, and each lane shifts
-// another nibble to the bottom of its 32-bit elements, where the table lookup takes four bits; the activations are put in
-// that order beforehand.
+// 4-bit codes by a table of the block's sixteen values. The 16 bytes are repeated in the four lanes, and each lane
+// shifts another nibble to the bottom of its 32-bit elements, where the table lookup takes four bits; the activations
+// are put in that order beforehand.
 template <bool has_minimum, int offset, int bytes>
 struct NibbleReader {
   static constexpr int kElements = 32, kBytes = bytes, kScales = 2, kRows = 4;
@@ -130,7 +130,8 @@ void multiply_rows(const Few &few, int64_t row, float *scales, float *sums, int6
     for (int64_t i = 0; i < count; ++i, x += Reader::kElements) {
       for (int r = 0; r < kRows; ++r) {
         Reader::block(p[r], scales + r * scale_stride + i * kScales, [&](int j, vf w) {
-          for (int t = 0; t < kTokens; ++t) c[r][t][j & 1] = vfma(w, vload(x + t * few.padded + j * kLanes), c[r][t][j & 1]);
+          for (int t = 0; t < kTokens; ++t)
+            c[r][t][j & 1] = vfma(w, vload(x + t * few.padded + j * kLanes), c[r][t][j & 1]);
         });
         p[r] += Reader::kBytes;
       }
@@ -218,12 +219,14 @@ void copy_activations(const LinearProblem &p, const Few &few, bool shuffled, flo
 
 int32_t run(const sg_call *call) {
   LinearProblem p;
-  if (!read_linear<LinearOp::forward>(call, &p)) return fail(call, "linear: operands changed since the kernel was chosen");
+  if (!read_linear<LinearOp::forward>(call, &p))
+    return fail(call, "linear: operands changed since the kernel was chosen");
   bool shuffled = false;
   const MultiplyFn multiply_fn = multiply_for(p.b.dtype, &shuffled);
   float *x = static_cast<float *>(call->workspace);
   const int tokens = p.m <= 2 ? static_cast<int>(p.m) : p.m <= 4 ? 4 : 8;
-  const Few few{p.n, p.k, padded_width(p.k), tokens, static_cast<const uint8_t *>(p.b.data), p.b.row_bytes, p.b.dtype, x};
+  const Few few{p.n,       p.k, padded_width(p.k), tokens, static_cast<const uint8_t *>(p.b.data), p.b.row_bytes,
+                p.b.dtype, x};
   copy_activations(p, few, shuffled, x);
   float *workers = x + kMaxTokens * few.padded;
   const int64_t task_rows = p.n >= 4096 ? kTaskRows : 32;

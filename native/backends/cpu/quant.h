@@ -1,16 +1,16 @@
 // The weight formats that kernels read in place: GGUF's blocks, and f32, f16, bf16 beside them. A format is described
-// once, by a `decode` that hands out one block's values as vectors; row decoding and the matrix products are built on it.
+// once, by a `decode` that hands out one block's values as vectors; rows and matrix products are built on it.
 //
 // A quantised row of K elements is K / kElements blocks, one after another. All fields are little endian; d and m are
 // f16; q are the unsigned codes; sc and mn the sub-block scales and minimums of the K formats.
-//   q4_0  32 elements, 18 bytes: d, q[16]                   low nibble = element i, high nibble = element i + 16; d (q - 8)
-//   q4_1  32, 20: d, m, q[16]                               d q + m
-//   q5_0  32, 22: d, high bits u32, q[16]                   bit i = fifth bit of element i; d (q - 16)
-//   q5_1  32, 24: d, m, high bits u32, q[16]                d q + m
-//   q8_0  32, 34: d, i8 q[32]                               d q
-//   q4_k  256, 144: d, m, packed sc and mn [12], q[128]     8 sub-blocks of 32: d sc q - m mn
+//   q4_0  32 elements, 18 bytes: d, q[16]                low nibble = element i, high = element i + 16; d (q - 8)
+//   q4_1  32, 20: d, m, q[16]                            d q + m
+//   q5_0  32, 22: d, high bits u32, q[16]                bit i = fifth bit of element i; d (q - 16)
+//   q5_1  32, 24: d, m, high bits u32, q[16]             d q + m
+//   q8_0  32, 34: d, i8 q[32]                            d q
+//   q4_k  256, 144: d, m, packed sc and mn [12], q[128]  8 sub-blocks of 32: d sc q - m mn
 //   q5_k  256, 176: d, m, packed [12], high bits [32], q[128]
-//   q6_k  256, 210: low nibbles [128], high pairs [64], i8 sc[16], d     16 sub-blocks of 16: d sc (q - 32)
+//   q6_k  256, 210: low nibbles [128], high pairs [64], i8 sc[16], d; 16 sub-blocks of 16: d sc (q - 32)
 #pragma once
 
 #include <immintrin.h>
@@ -59,7 +59,8 @@ inline vf vload_half(const uint8_t *p) {
   return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(p)));
 }
 inline void vstore_half(uint16_t *p, vf v) {
-  _mm256_storeu_si256(reinterpret_cast<__m256i *>(p), _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+  _mm256_storeu_si256(reinterpret_cast<__m256i *>(p),
+                      _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
 #else
 using vi = __m256i;
@@ -97,8 +98,8 @@ inline void unpack_scale(const uint8_t *packed, int j, int *scale, int *minimum)
   }
 }
 
-// Format<dtype>::decode(block, put) calls put(i, v) with the values of elements i .. i + kLanes - 1, for every such i of
-// the block, in no particular order.
+// Format<dtype>::decode(block, put) calls put(i, v) with the values of elements i .. i + kLanes - 1, for every such i
+// of the block, in no particular order.
 template <int32_t dtype>
 struct Format;
 
