@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ..config import Mode, TrainConfig
 from ..data import Encoder, Loader, TokenDataset, build_dataset, load_template, split_validation
-from ..errors import ConfigError
+from ..errors import ConfigError, DataError
 from ..model import FrozenWeights, LoadedModel, TrainPlan, training_program
 from ..model.loaded import open_tokenizer
 from ..passes import LoraSpec
@@ -62,6 +64,8 @@ def prepare(config: TrainConfig, mode: Mode) -> Prepared:
     optimizer = manager.optimizers[config.optimizer].from_config(config)
     strategy = manager.strategies[config.strategy]
     train, validation = load_data(config, mode, tokenizer, manager)
+    for data in (train, *validation.values()):
+        check_vocabulary(data, model.hyperparameters.vocab_size)
     loader = _loader(config, train, tokenizer, config.gradient_accumulation_steps, shuffle=True)
     evaluations = {name: _loader(config, data, tokenizer, 1, shuffle=False) for name, data in validation.items()}
     weights = FrozenWeights(model, recipe.compute)
@@ -145,6 +149,17 @@ def load_data(
     elif config.validation_split:
         train, validation["validation"] = split_validation(train, config.validation_split, config.seed)
     return train, validation
+
+
+def check_vocabulary(data: TokenDataset, vocab_size: int) -> None:
+    """DataError for a token that the model has no row for: the tokenizer is of another model."""
+    beyond = np.flatnonzero(data.tokens >= vocab_size)
+    if beyond.size:
+        row = data.rows[int(np.searchsorted(data.offsets, beyond[0], side="right")) - 1]
+        raise DataError(
+            f"{row}: token {int(data.tokens[beyond[0]])} is outside the model's vocabulary of {vocab_size}",
+            "The tokenizer is of another model: leave `tokenizer` out, or name the model's own.",
+        )
 
 
 def _loader(config: TrainConfig, data: TokenDataset, tokenizer: Any, accumulation: int, shuffle: bool) -> Loader:
