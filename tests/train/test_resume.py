@@ -346,6 +346,32 @@ class TestNotFinite:
         assert "No checkpoint was written yet" in caught.value.hint
 
 
+def test_a_step_without_targets_is_skipped_and_told(root):
+    """It counts as no step, moves nothing, and is never a loss of 0."""
+    settings = runs.config(root, sample_packing=False, num_epochs=1)
+    prepared, session = runs.open_run(settings)
+    dataset, told = prepared.loader.dataset, []
+    first = prepared.loader._order(0)[:2]
+    for document in first:
+        dataset.weights[dataset.offsets[document]:dataset.offsets[document + 1]] = 0
+    (root / "out").mkdir()
+    trainer = Trainer(prepared, session, told.append)
+    before = session.session.tensor("master").copy()
+    assert trainer._one_step() is None and trainer.step == 0
+    assert np.array_equal(session.session.tensor("master"), before)
+    assert len(told[0]["skipped"]) == 2 and "chat.jsonl" in told[0]["skipped"][0]
+    result = trainer.run()
+    assert result.steps == prepared.total_steps and all(r["loss"] > 1 for r in result.history)
+
+
+def test_control_c_twice_ends_at_once(root):
+    prepared, session = runs.open_run(runs.config(root))
+    trainer = Trainer(prepared, session, print)
+    trainer._interrupt(signal.SIGINT, None)
+    with pytest.raises(KeyboardInterrupt):
+        trainer._interrupt(signal.SIGINT, None)
+
+
 def test_the_info_of_a_checkpoint_is_json(root):
     runs.run(runs.config(root))
     info = json.loads((root / "out" / "step_00000007" / "checkpoint.json").read_text())
