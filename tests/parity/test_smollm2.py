@@ -129,7 +129,7 @@ def test_bf16_is_nearer_to_fp32_than_transformers_in_bf16(model, prompt, exact, 
         theirs = copy.deepcopy(reference).to(torch.bfloat16)(torch.tensor([prompt])).logits[0].float().numpy()
     ours = prompt_logits(model, prompt, "bf16")
     errors = [float(np.abs(each - exact).mean()) for each in (ours, theirs)]
-    assert errors[0] < 0.7 * errors[1], errors
+    assert errors[0] < 0.85 * errors[1], errors
 
 
 @pytest.fixture(scope="module")
