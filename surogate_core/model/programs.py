@@ -94,7 +94,7 @@ def _fit(build: Callable[[int | None], TrainPlan], plan: TrainPlan, memory_budge
         if budget == 0:
             break
     raise TrainingError(
-        f"the run needs at least {_mib(plan.resident_bytes)} MiB with everything recomputed, and may take "
+        f"the training program needs at least {_mib(plan.resident_bytes)} MiB with everything recomputed, and may take "
         f"{_mib(memory_budget)} MiB",
         "Lower per_device_train_batch_size or sequence_len, or raise memory_budget.",
     )
@@ -121,6 +121,23 @@ def loss_program(
     """A program that only runs forward over packed documents: "loss" (entries begin, forward) or all "logits"."""
     graph = dead_code(precision(fuse(_forward(model, output, max_positions, adapter)), recipe))
     return graph, emit(graph, EmitOptions(bindings, recipe.compute, weights.dtypes(graph)))
+
+
+def evaluation_bytes(
+    model: LoadedModel, recipe: Recipe, weights: FrozenWeights, bindings: Mapping[str, int], *, max_positions: int,
+    adapter: LoraSpec | None, backend: str = "cpu", threads: int | None = None,
+) -> int:
+    """What `loss_program` takes beside a training session whose weights it reads: its arenas and scratch memory."""
+    graph = dead_code(precision(fuse(_forward(model, "loss", max_positions, adapter)), recipe))
+
+    def dtype(name: str, value: Any) -> str:
+        if adapter is None or value.role in ("lora_a", "lora_b"):
+            return recipe.compute if len(value.shape) > 1 else "f32"
+        return weights.tensor(name, tuple(value.shape)).dtype
+
+    dtypes = {name: dtype(name, value) for name, value, _ in graph.instances()}
+    planned = engine.plan(emit(graph, EmitOptions(bindings, recipe.compute, dtypes)).to_bytes(), backend, threads)
+    return sum(planned["arenas"].values()) + planned["workspace"]
 
 
 def cached_program(

@@ -41,6 +41,8 @@ def _memory(prepared: Prepared, planned: dict[str, Any]) -> list[str]:
     rows.append(("peak of the program", total))
     lines = [f"  {name:<24}{mib(size):>14}" for name, size in rows]
     lines.append(f"  {'of it saved activations':<24}{mib(after):>14}   ({mib(before)} without recomputation)")
+    if prepared.evaluations:
+        lines.append(f"  {'evaluation beside it':<24}{mib(prepared.evaluation_bytes):>14}")
     budget = prepared.budget
     lines.append(f"  {'budget':<24}{'none' if budget is None else mib(budget):>14}")
     lines.append(f"  {'checkpoint on disk':<24}{mib(checkpoint_bytes(prepared)):>14}")

@@ -13,7 +13,7 @@ import numpy as np
 from ..config import Mode, TrainConfig
 from ..data import Encoder, Loader, TokenDataset, build_dataset, load_template, split_validation
 from ..errors import ConfigError, DataError
-from ..model import FrozenWeights, LoadedModel, TrainPlan, training_program
+from ..model import FrozenWeights, LoadedModel, TrainPlan, evaluation_bytes, training_program
 from ..model.loaded import open_tokenizer
 from ..passes import LoraSpec
 from ..plugins.manager import PluginManager, get_manager
@@ -44,6 +44,8 @@ class Prepared:
     schedule: Schedule
     threads: int | None
     budget: int | None
+    evaluation_bytes: int
+    """What evaluating takes beside the training program; part of the budget."""
 
 
 def prepare(config: TrainConfig, mode: Mode) -> Prepared:
@@ -73,9 +75,11 @@ def prepare(config: TrainConfig, mode: Mode) -> Prepared:
     bindings = {"T": loader.num_tokens, "D": documents + 1}
     budget = _budget(config)
     threads = None if config.threads == "auto" else config.threads
+    machine = {"max_positions": config.sequence_len, "adapter": adapter, "backend": config.backend, "threads": threads}
+    for_evaluation = evaluation_bytes(model, recipe, weights, bindings, **machine) if evaluations else 0
     plan = training_program(
-        model, recipe, weights, bindings, max_positions=config.sequence_len, adapter=adapter, optimizer=optimizer,
-        memory_budget=budget, strategy_passes=strategy.passes(config), backend=config.backend, threads=threads,
+        model, recipe, weights, bindings, optimizer=optimizer, strategy_passes=strategy.passes(config), **machine,
+        memory_budget=None if budget is None else budget - for_evaluation,
     )
     total = loader.steps_per_epoch * config.num_epochs
     if config.max_steps is not None:
@@ -85,7 +89,7 @@ def prepare(config: TrainConfig, mode: Mode) -> Prepared:
         config.wsd_decay_ratio,
     )
     return Prepared(config, mode, manager, model, tokenizer, loader, evaluations, recipe, weights, adapter, optimizer,
-                    plan, total, schedule, threads, budget)
+                    plan, total, schedule, threads, budget, for_evaluation)
 
 
 def open_model(config: TrainConfig, manager: PluginManager) -> LoadedModel:

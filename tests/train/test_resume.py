@@ -126,7 +126,8 @@ class TestResume:
             runs.run(runs.config(root, resume_from_checkpoint=str(root / "out" / "step_00000009")))
 
     @pytest.mark.parametrize(("changes", "reason"), [
-        ({"lora_rank": 8, "lora_alpha": 64.0}, "has shape"), ({"lora_target_modules": ["q_proj"]}, "also has"), ({"lora": False}, "lora"),
+        ({"lora_rank": 8, "lora_alpha": 64.0}, "has shape"), ({"lora_target_modules": ["q_proj"]}, "also has"),
+        ({"lora": False}, "lora"),
         ({"lora_alpha": 8.0}, "another lora scale"), ({"seed": 5}, "seed"), ({"sequence_len": 128}, "sequence_len"),
         ({"gradient_accumulation_steps": 1}, "accumulation"),
     ])

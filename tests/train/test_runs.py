@@ -11,6 +11,7 @@ from surogate_core.engine import Session
 from surogate_core.errors import ConfigError, TrainingError
 from surogate_core.model import AppliedAdapter, FrozenWeights, LoadedModel, loss_program
 from surogate_core.passes.precision import RECIPES
+from surogate_core.train.evaluation import Evaluator
 from surogate_core.train.export import open_installed
 from surogate_core.train.prepare import prepare
 
@@ -152,6 +153,20 @@ class TestMemoryBudget:
             found = plan(budget)
             assert found.resident_bytes <= budget
             assert found.saved_bytes[1] <= whole.saved_bytes[1]
+
+    @pytest.mark.parametrize("changes", [{}, {"lora": False, "recipe": "bf16"}, {"recipe": "bf16"}])
+    def test_evaluation_is_part_of_the_budget(self, root, changes):
+        runs.write_rows(root / "held.jsonl", runs.chats(6))
+        held = {"validation_datasets": str(root / "held.jsonl"), **changes}
+        prepared, session = runs.open_run(runs.config(root, **held))
+        evaluator = Evaluator(prepared, session)
+        evaluator.losses()
+        memory = evaluator._session.memory()
+        assert prepared.evaluation_bytes == sum(memory["arenas"].values()) + memory["workspace"] > 0
+        budget = prepared.plan.resident_bytes + prepared.evaluation_bytes
+        assert prepare(runs.config(root, memory_budget=budget, **held), "sft").plan.saved_bytes == prepared.plan.saved_bytes
+        tighter = prepare(runs.config(root, memory_budget=budget - 1, **held), "sft")
+        assert tighter.plan.resident_bytes + tighter.evaluation_bytes < budget
 
     def test_what_is_planned_is_what_the_session_takes(self, root):
         prepared, session = runs.open_run(runs.config(root, threads=2))
