@@ -1,3 +1,5 @@
+"""Options of the whole suite."""
+
 from __future__ import annotations
 
 import pytest
