@@ -16,6 +16,7 @@ BUILD := build/editable
 PLUGINS := $(sort $(dir $(wildcard plugins/*/pyproject.toml)))
 PROJECTS := pyproject.toml $(addsuffix pyproject.toml,$(PLUGINS))
 NATIVE_SETUP := CMakeLists.txt $(wildcard cmake/*) $(wildcard native/*/CMakeLists.txt native/*/*/CMakeLists.txt)
+LLAMA_CPP := @node-llama-cpp/linux-x64@3.22.1
 PIP := $(PY) -m pip --disable-pip-version-check install --quiet --quiet
 # A list of requirements out of pyproject.toml, where each is written once: $(call LISTED,table key ...)
 LISTED = $(PY) -c 'import functools, sys, tomllib; print(*functools.reduce(dict.get, sys.argv[1:], \
@@ -50,6 +51,9 @@ $(VENV)/.test-ready: $(VENV)/.core-ready
 	@echo "== installing what the tests compare with (torch, transformers, peft)"
 	$(call LISTED,project optional-dependencies test) > $(VENV)/requirements-test.txt
 	$(PIP) -r $(VENV)/requirements-test.txt
+	if command -v npm >/dev/null; then  # llama.cpp, built; its tests say so when it is missing
+	  npm install --prefix $(VENV) --ignore-scripts --no-audit --no-fund --no-save --loglevel=error $(LLAMA_CPP)
+	fi
 	touch $@
 
 $(PY):
