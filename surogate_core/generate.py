@@ -38,39 +38,35 @@ class Decoder:
         self.context, self.sequences = self.blocks * BLOCK_SIZE, sequences
         self._sessions: dict[int, engine.Session] = {}
         self._programs: dict[int, Program] = {}
+        self._views: dict[int, dict[str, np.ndarray]] = {}
         self._caches: dict[str, np.ndarray] = {}
         if adapter is not None:
             for name, array in adapter.arrays.items():
                 weights.adopt(name, "f32", array.shape, array)
 
-    def _fill(self, tokens: Sequence[int], sequence_ids: Sequence[int], positions: Sequence[int]) -> engine.Session:
-        """The session planned for so many tokens, with its inputs written and padded."""
-        count = len(tokens)
-        bucket = 1 << (count - 1).bit_length()
+    def logits(
+        self, tokens: Sequence[int], sequence_ids: Sequence[int], positions: Sequence[int], rows: Sequence[int]
+    ) -> np.ndarray:
+        """float32 [len(rows), vocab]: logits after the tokens at ``rows``. A view that the next run overwrites."""
+        bucket = 1 << (len(tokens) - 1).bit_length()
         session = self.session(bucket)
+        self._fill(self._views[bucket], tokens, sequence_ids, positions, rows)
+        session.run("forward")
+        return self._views[bucket]["logits"][:len(rows)]
+
+    def _fill(self, views: dict[str, np.ndarray], tokens, sequence_ids, positions, rows) -> None:
+        """Writes a run's inputs, padded to its bucket."""
         positions = np.asarray(positions, np.int32)
         ids = np.asarray(sequence_ids, np.int32)
         if positions.max(initial=0) >= self.context:
             raise SurogateError(f"position {positions.max()} is past the cache of {self.context} tokens")
         for name, values, padding in (
             ("tokens", tokens, 0), ("positions", positions, 0), ("sequence_ids", ids, -1),
-            ("slots", ids * self.context + positions, -1),
+            ("slots", ids * self.context + positions, -1), ("rows", rows, rows[-1]),
         ):
-            tensor = session.tensor(name)
-            tensor[:count] = values
-            tensor[count:] = padding
-        return session
-
-    def logits(
-        self, tokens: Sequence[int], sequence_ids: Sequence[int], positions: Sequence[int], rows: Sequence[int]
-    ) -> np.ndarray:
-        """float32 [len(rows), vocab]: logits after the tokens at ``rows``. A view that the next run overwrites."""
-        session = self._fill(tokens, sequence_ids, positions)
-        wanted = session.tensor("rows")
-        wanted[:] = rows[-1]
-        wanted[:len(rows)] = rows
-        session.run("forward")
-        return session.tensor("logits")[:len(rows)]
+            view = views[name]
+            view[:len(values)] = values
+            view[len(values):] = padding
 
     def session(self, bucket: int) -> engine.Session:
         """The session planned for ``bucket`` tokens a run, opened at first use."""
@@ -102,6 +98,9 @@ class Decoder:
         table = np.arange(self.sequences * self.blocks, dtype=np.int32).reshape(self.sequences, self.blocks)
         session.tensor("block_tables")[...] = table
         self._programs[bucket] = program
+        self._views[bucket] = {
+            name: session.tensor(name) for name in ("tokens", "positions", "sequence_ids", "slots", "rows", "logits")
+        }
         return session
 
 

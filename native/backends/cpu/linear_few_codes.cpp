@@ -116,7 +116,11 @@ inline void multiply_rows(const uint8_t *rows, int64_t row_bytes, int first, con
   const uint8_t *p = rows + first * row_bytes + C::kHeader;
   const float *s = scale + first * blocks;
   const int32_t *values = x.values;
+  const char *ahead = reinterpret_cast<const char *>(p) + kAhead;
   for (int64_t b = 0; b < blocks; ++b, p += C::kBytes, values += kBlockWords) {
+    // The next rows are asked for early: a row is too short for the hardware to see where the reading goes.
+    for (int byte = 0; byte < kRows * C::kBytes; byte += 64) _mm_prefetch(ahead + byte, _MM_HINT_T0);
+    ahead += kRows * C::kBytes;
 #pragma GCC unroll 4
     for (int r = 0; r < kRows; ++r) {
       const __m512i codes = C::codes(p + r * row_bytes);
@@ -160,10 +164,6 @@ void multiply(const Task &task, const Tokens &x, float *scratch, float *sums) {
   for (int64_t row = task.begin; row < task.end; row += kGroup) {
     const int64_t start = std::min(row, task.end - kGroup);  // the last group may compute rows again, never past the end
     const uint8_t *rows = task.weight + start * task.row_bytes;
-    // The next rows are asked for early: a row is too short for the hardware to see where the reading goes.
-    for (int64_t byte = 0; byte < kGroup * task.row_bytes; byte += 64) {
-      _mm_prefetch(reinterpret_cast<const char *>(rows) + kAhead + byte, _MM_HINT_T0);
-    }
     convert_scales<C>(rows, x, scale, offset);
     for (int r = 0; r < kGroup; r += kRows) {
       multiply_rows<C, kRows, kTokens>(rows, task.row_bytes, r, x, scale, offset, group + r, kGroup);
