@@ -36,7 +36,9 @@ def main() -> None:
     if args.profile:
         from kernels_cpu import table
 
-        for bucket in (1 << (args.batch - 1).bit_length(), 512):
+        from surogate_core.generate import PROMPT_CHUNK
+
+        for bucket in (1 << (count - 1).bit_length() for count in (args.batch, min(args.prompt, PROMPT_CHUNK))):
             session = generator.decoder.session(bucket)
             print(table(session, generator.decoder.program(bucket), "forward"))
         return
@@ -62,7 +64,7 @@ def open_generator(args):
 def run(generator, args) -> tuple[Clock, Clock]:
     """One prompt and its continuation for each of the batch's sequences."""
     random = np.random.default_rng(0)
-    prompts = random.integers(100, 40000, (args.batch, args.prompt)).tolist()
+    prompts = random.integers(0, generator.loaded.hyperparameters.vocab_size, (args.batch, args.prompt)).tolist()
     with Clock(args.threads) as prompt_clock:
         following = [int(generator.prefill(prompt, row).argmax()) for row, prompt in enumerate(prompts)]
     rows = list(range(args.batch))

@@ -15,7 +15,7 @@ import numpy as np
 
 from surogate_core import ops
 from surogate_core.ops.record import TensorType
-from surogate_core.program.program import num_bytes
+from surogate_core.weights.formats import byte_count
 
 
 def table(session, program, entry: str, repeats: int = 3) -> str:
@@ -46,7 +46,7 @@ def cost(program, instruction) -> tuple[float, float]:
     for name in (*instruction.inputs, *instruction.outputs):
         entry = None if name is None else program.tensor(name)
         types.append(None if entry is None else TensorType(entry.shape, entry.dtype))
-        size += 0 if entry is None else num_bytes(entry.dtype, entry.shape)
+        size += 0 if entry is None else byte_count(entry.dtype, entry.shape)
     rule = ops.get(instruction.op).flops
     return (rule(types[:len(instruction.inputs)], dict(instruction.attrs)) if rule else 0.0), size
 

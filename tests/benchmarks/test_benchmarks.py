@@ -1,0 +1,83 @@
+"""Every benchmark runs, on a tiny model, and prints rows that the others can read."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.train import runs
+
+FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(runs.write_model(tmp_path_factory.mktemp("benchmarks") / "model"))
+
+
+def start(script: str, *words: str) -> str:
+    done = subprocess.run(
+        [sys.executable, str(FOLDER / script), *words], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def rows(output: str) -> list[dict]:
+    return [json.loads(line) for line in output.splitlines()]
+
+
+def test_every_script_is_run_here():
+    scripts = {path.name for path in FOLDER.glob("*.py")} - {"common.py", "kernels_cpu.py"}
+    assert scripts == {"train_cpu.py", "decode_cpu.py", "ceilings_cpu.py", "rounds.py"}
+
+
+def test_training(model):
+    found = rows(start("train_cpu.py", "--model", model, "--seq", "16", "--batch", "2", "--reps", "2", "--rank", "4"))
+    assert [row["bench"] for row in found] == ["train-lora"] * 2
+    first, second = (row["metrics"] for row in found)
+    assert second["loss"] < first["loss"]
+    assert first["train_tok_s"] > 0 and 0 < first["share"] <= 1.1 and first["peak_rss_mib"] < 1024
+
+
+def test_training_profile_accounts_for_every_kernel(model):
+    output = start("train_cpu.py", "--model", model, "--seq", "16", "--batch", "2", "--reps", "0", "--profile")
+    for op in ("linear ", "linear_cross_entropy_grad", "attention_grad", "linear_weight_grad"):
+        assert op in output
+    assert "GFLOP/s" in output
+
+
+def test_decoding(model):
+    found = rows(start("decode_cpu.py", "--model", model, "--prompt", "20", "--new", "4", "--batch", "2", "--reps", "1"))
+    assert found[0]["bench"] == "decode" and found[0]["batch"] == 2
+    assert found[0]["metrics"]["decode_tok_s"] > 0 and found[0]["metrics"]["prompt_tok_s"] > 0
+
+
+def test_decoding_beside_a_neighbour(model):
+    found = rows(start("decode_cpu.py", "--model", model, "--prompt", "8", "--new", "4", "--reps", "1", "--neighbour"))
+    assert [row["bench"] for row in found] == ["decode", "decode-beside-one-busy-process", "decode-kept-beside-a-neighbour"]
+    assert found[-1]["metrics"]["ratio"] > 0
+
+
+def test_decoding_profile(model):
+    output = start("decode_cpu.py", "--model", model, "--prompt", "8", "--new", "4", "--profile")
+    assert "paged_attention" in output
+
+
+def test_ceilings():
+    (row,) = rows(start("ceilings_cpu.py", "--tokens", "32", "--reps", "1", "--mib", "1"))
+    assert all(value > 0 for value in row["metrics"].values())
+
+
+def test_rounds_take_medians_of_rows_that_had_their_cores(tmp_path):
+    script = tmp_path / "rows.py"
+    script.write_text(
+        "for share, speed in ((0.9, 1.0), (1.0, 3.0), (0.5, 100.0), (0.95, 5.0)):\n"
+        "    print('{\"bench\": \"b\", \"metrics\": {\"share\": %f, \"speed\": %f}}' % (share, speed))\n"
+    )
+    (row,) = rows(start("rounds.py", "--rounds", "2", f"{sys.executable} {script}"))
+    assert (row["rows"], row["kept"], row["median"]["speed"]) == (8, 6, 3.0)
