@@ -7,16 +7,17 @@ choice is greedy: at each step, the value whose recomputation frees the most byt
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from .. import ops
 from ..ir.builder import VIEW
 from ..ir.graph import ACTIVATION, Graph, Node, Region, Value
 from ..ir.spec import check
+from ..ops.record import TensorType
+from ..weights.formats import byte_count
 from .dead_code import writes_storage
-
-BYTES = {"f32": 4, "bf16": 2, "f16": 2, "f64": 8, "i32": 4, "i64": 8, "u8": 1, "i8": 1}
 
 # The ratio of the two decides, not their size: about what a core or a device sustains per microsecond.
 FLOPS_PER_MICROSECOND = 300e3
@@ -24,11 +25,8 @@ BYTES_PER_MICROSECOND = 20e3
 
 
 def value_bytes(value: Value, bindings: Mapping[str, int]) -> int:
-    """Bytes of a plain value once symbolic dimensions are bound."""
-    size = BYTES[value.dtype]
-    for dim in value.shape:
-        size *= bindings[dim] if isinstance(dim, str) else dim
-    return size
+    """Bytes of a value once symbolic dimensions are bound."""
+    return byte_count(value.dtype, [bindings[dim] if isinstance(dim, str) else dim for dim in value.shape])
 
 
 @dataclass
@@ -38,7 +36,12 @@ class _Body:
     region: Region
     layers: int
     maker: dict[Value, Node]
-    chosen: set[Node]
+    chosen: set[Node] = field(default_factory=set)
+
+    @classmethod
+    def of(cls, graph: Graph, region: Region) -> _Body:
+        maker = {v: n for n in region.forward for v in n.outputs if v is not None}
+        return cls(region, graph.layers.count(region.name), maker)
 
     def root(self, value: Value) -> Value:
         """The value whose storage a chain of views shares."""
@@ -64,45 +67,37 @@ class _Body:
                 kept.add(value)
         return kept
 
+    def saved(self, chosen: set[Node], bindings: Mapping[str, int]) -> int:
+        """Bytes of those values in all layers of this body."""
+        return self.layers * sum(value_bytes(v, bindings) for v in self.kept(chosen))
+
 
 def recompute(graph: Graph, saved_budget: int, bindings: Mapping[str, int]) -> Graph:
     """Recomputes until what all layers save takes at most ``saved_budget`` bytes, or nothing more can be freed."""
-    bodies = [
-        _Body(r, graph.layers.count(r.name), {v: n for n in r.forward for v in n.outputs if v is not None}, set())
-        for r in graph.layer_regions()
-    ]
-
-    def saved(body: _Body, chosen: set[Node]) -> int:
-        return body.layers * sum(value_bytes(v, bindings) for v in body.kept(chosen))
-
-    while sum(saved(b, b.chosen) for b in bodies) > saved_budget:
+    bodies = [_Body.of(graph, region) for region in graph.layer_regions()]
+    while sum(b.saved(b.chosen, bindings) for b in bodies) > saved_budget:
         best = max(
-            ((_gain(body, extra, saved, bindings), i, extra)
+            ((_gain(body, extra, bindings), i, extra)
              for i, body in enumerate(bodies) for extra in _candidates(body)),
             key=lambda entry: entry[0], default=(0.0, 0, None),
         )
         if best[0] <= 0:
             break
         bodies[best[1]].chosen |= best[2]
-    count = 0
-    for body in bodies:
-        count += _clone(graph, body)
+    count = sum(_clone(graph, body) for body in bodies)
     return check(graph.record(f"recompute({count} nodes)"))
 
 
 def saved_bytes(graph: Graph, bindings: Mapping[str, int]) -> int:
     """Bytes that all layers keep from the forward for the backward pass."""
-    total = 0
-    for region in graph.layer_regions():
-        body = _Body(region, 1, {v: n for n in region.forward for v in n.outputs if v is not None}, set())
-        total += graph.layers.count(region.name) * sum(value_bytes(v, bindings) for v in body.kept(set()))
-    return total
+    return sum(_Body.of(graph, region).saved(set(), bindings) for region in graph.layer_regions())
 
 
 def _candidates(body: _Body) -> Iterable[set[Node]]:
-    """For each kept value, the nodes that make it again from the other kept values."""
+    """For each kept value, the nodes that make it again from the other kept values. In the order in which values were made:
+    a set's own order follows addresses, and of equal gains the first is taken."""
     kept = body.kept(body.chosen)
-    for value in kept:
+    for value in sorted(kept, key=lambda v: v.id):
         extra: set[Node] = set()
         pending = [value]
         while pending:
@@ -115,10 +110,10 @@ def _candidates(body: _Body) -> Iterable[set[Node]]:
             yield extra
 
 
-def _gain(body: _Body, extra: set[Node], saved, bindings) -> float:
+def _gain(body: _Body, extra: set[Node], bindings: Mapping[str, int]) -> float:
     """Bytes freed for each microsecond of extra work."""
-    freed = saved(body, body.chosen) - saved(body, body.chosen | extra)
-    cost = body.layers * sum(_microseconds(n, bindings) for n in extra)
+    freed = body.saved(body.chosen, bindings) - body.saved(body.chosen | extra, bindings)
+    cost = body.layers * math.fsum(_microseconds(n, bindings) for n in extra)  # of a set: exact, so in any order
     return freed / (cost + 1e-3)
 
 
@@ -130,7 +125,7 @@ def _microseconds(node: Node, bindings: Mapping[str, int]) -> float:
     rule = ops.get(node.op).flops
     if rule is not None:
         bound = [
-            None if v is None else type(v.type)(tuple(bindings.get(d, d) for d in v.shape), v.dtype)
+            None if v is None else TensorType(tuple(bindings.get(d, d) for d in v.shape), v.dtype)
             for v in node.inputs
         ]
         flops = rule(bound, node.attrs)
