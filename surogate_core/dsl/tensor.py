@@ -47,7 +47,7 @@ class Context:
 
     @property
     def doc_starts(self) -> Tensor:
-        """Where documents start in the batch, i32 [D + 1]; entries past the last document repeat T."""
+        """Where documents start in the batch, i32 ["D"], D the most documents + 1; entries past the last repeat T."""
         return self.input("doc_starts", ("D",))
 
     def rope_table(self, spec: RopeSpec) -> Tensor:

@@ -79,10 +79,6 @@ class Region:
     params: dict[str, Value] = field(default_factory=dict)
     states: dict[str, Value] = field(default_factory=dict)
 
-    @property
-    def is_layer(self) -> bool:
-        return self.name not in (PROLOGUE, EPILOGUE)
-
     def nodes(self) -> Iterator[Node]:
         yield from self.forward
         yield from self.backward

@@ -53,7 +53,6 @@ def vjp(b, node, grads):
     x, weight, targets = node.inputs
     attrs = {name: node.attrs[name] for name in ATTRS}
     operands = (x, weight, targets, dtoken_loss)
-    operands = (x, weight, targets, dtoken_loss)
     if b.needs_grad(weight):
         _, dx, _ = b.accumulate(weight, "linear_cross_entropy_grad", *operands, out_dtype=x.dtype, **attrs)
     else:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from .record import Attr, Op, Operand, Sample, TensorType, Tolerance, require
 
 ALPHA = Attr(float, 1.0, "factor of the product (not of bias and addend)")

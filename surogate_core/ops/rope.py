@@ -31,7 +31,7 @@ def reference_rope(inputs, attrs, initial):
 
 
 def vjp_rope(b, node, grads):
-    x, positions, table = node.inputs
+    _, positions, table = node.inputs
     inverse, interleaved = node.attrs["inverse"], node.attrs["interleaved"]
     return b.op("rope", grads[0], positions, table, inverse=1 - inverse, interleaved=interleaved), None, None
 

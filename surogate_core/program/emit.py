@@ -18,11 +18,12 @@ from typing import Any
 
 from .. import ops
 from ..ir.builder import VIEW
-from ..ir.graph import ACTIVATION, CONSTANT, GRAD, INPUT, PARAM, STATE, Graph, Node, Region, Value
+from ..ir.graph import ACTIVATION, CONSTANT, GRAD, INPUT, PARAM, Graph, Node, Region, Value
 from ..ops.record import PerLayer
+from ..weights.formats import byte_count
 from .memory import Life, aligned, lower_bound, plan
 from .program import (
-    HOST_WRITTEN, PERSISTENT, Arena, Entry, Instruction, Program, Storage, TensorEntry, dense_strides, num_bytes,
+    HOST_WRITTEN, PERSISTENT, Arena, Entry, Instruction, Program, Storage, TensorEntry, dense_strides,
 )
 from .trainable import TrainableLayout
 
@@ -58,10 +59,12 @@ def emit(graph: Graph, options: EmitOptions) -> Program:
     """Entries: "begin" (zeroes loss and gradients) where there is a loss, "forward" or, when the graph was differentiated,
     "micro_step", and "update" when ``options.optimizer`` is given. Raises KeyError for an unbound dimension or a parameter
     whose stored dtype is not given."""
-    return _Emitter(graph, options).run()
+    return Emitter(graph, options).run()
 
 
-class _Emitter:
+class Emitter:
+    """One emission. ``add_storage`` and ``add_tensor`` are what layouts of other modules declare theirs with."""
+
     def __init__(self, graph: Graph, options: EmitOptions) -> None:
         self.graph, self.options = graph, options
         self.program = Program(fingerprint=options.fingerprint)
@@ -70,6 +73,7 @@ class _Emitter:
         self.param_names = {(v, layer): name for name, v, layer in graph.instances()}
         self.trained = TrainableLayout.of(graph, options.compute)
         self.arena_sizes: dict[str, int] = {}
+        self.viewed: set[str] = set()
 
     def run(self) -> Program:
         calls = self._sweep(self._unroll())
@@ -117,16 +121,13 @@ class _Emitter:
     def _calls(self, nodes: list[Node], layer: int | None) -> list[_Call]:
         calls = []
         for node in nodes:
-            inputs = tuple(None if v is None else self._operand(v, layer) for v in node.inputs)
+            inputs = tuple(None if v is None else self._key(v, layer) for v in node.inputs)
             if node.op == VIEW:
                 self.alias[(node.outputs[0], layer)] = inputs[0]
                 continue
-            outputs = tuple(None if v is None else self._operand(v, layer) for v in node.outputs)
+            outputs = tuple(None if v is None else self._key(v, layer) for v in node.outputs)
             calls.append(_Call(node, inputs, outputs, layer))
         return calls
-
-    def _operand(self, value: Value, layer: int | None) -> Key:
-        return self._key(value, layer)
 
     def _sweep(self, calls: list[_Call]) -> list[_Call]:
         """Drops calls whose results nobody reads: what the first layer would hand to nothing that learns."""
@@ -145,7 +146,8 @@ class _Emitter:
     def _shape(self, value: Value) -> tuple[int, ...]:
         return tuple(self.options.bindings[d] if isinstance(d, str) else d for d in value.shape)
 
-    def _storage(self, name: str, arena: str | None, size: int, flags: int) -> str:
+    def add_storage(self, name: str, arena: str | None, size: int, flags: int) -> str:
+        """Declares a storage at the end of its arena (None: bound from outside); returns its name."""
         offset = 0
         if arena is not None:
             offset = self.arena_sizes.get(arena, 0)
@@ -153,7 +155,8 @@ class _Emitter:
         self.program.storages.append(Storage(name, arena, offset, size, flags))
         return name
 
-    def _tensor(self, name: str, storage: str, dtype: str, shape: tuple[int, ...], byte_offset: int = 0) -> str:
+    def add_tensor(self, name: str, storage: str, dtype: str, shape: tuple[int, ...], byte_offset: int = 0) -> str:
+        """Declares a dense tensor; returns its name."""
         self.program.tensors.append(TensorEntry(name, storage, byte_offset, dtype, shape, dense_strides(shape)))
         return name
 
@@ -168,20 +171,20 @@ class _Emitter:
         value, layer = key
         shape = self._shape(value)
         if value.kind in (INPUT, CONSTANT):
-            storage = self._storage(value.name, "inputs", num_bytes(value.dtype, shape), PERSISTENT | HOST_WRITTEN)
-            return self._tensor(value.name, storage, value.dtype, shape)
+            storage = self.add_storage(value.name, "inputs", byte_count(value.dtype, shape), PERSISTENT | HOST_WRITTEN)
+            return self.add_tensor(value.name, storage, value.dtype, shape)
         if value.kind == PARAM:
             name = self.param_names[key]
             if value.trainable:
                 return self.trained.tensor_name(name)
             dtype = self.options.param_dtypes[name]
-            return self._tensor(name, self._storage(f"weight.{name}", None, num_bytes(dtype, shape), 0), dtype, shape)
+            return self.add_tensor(name, self.add_storage(f"weight.{name}", None, byte_count(dtype, shape), 0), dtype, shape)
         if value.kind == GRAD:
             return self.trained.gradient_name(self.param_names[(value.of, layer)])
         name = value.name if layer is None else f"layers.{layer}.{value.name}"
         arena = "inputs" if layer is None else None
-        storage = self._storage(name, arena, num_bytes(value.dtype, shape), PERSISTENT)
-        return self._tensor(name, storage, value.dtype, shape)
+        storage = self.add_storage(name, arena, byte_count(value.dtype, shape), PERSISTENT)
+        return self.add_tensor(name, storage, value.dtype, shape)
 
     def _place_activations(self, calls: list[_Call]) -> None:
         lives: dict[Key, Life] = {}
@@ -204,7 +207,7 @@ class _Emitter:
                     lives[root].end = max(lives[root].end, last_use[key])
                 else:
                     name = f"a{len(lives)}"
-                    lives[key] = Life(name, num_bytes(key[0].dtype, self._shape(key[0])), index, last_use[key])
+                    lives[key] = Life(name, byte_count(key[0].dtype, self._shape(key[0])), index, last_use[key])
         self.activation_floor = lower_bound(list(lives.values()))
         self.arena_sizes["activations"] = plan(list(lives.values()))
         for life in lives.values():
@@ -213,7 +216,7 @@ class _Emitter:
             value, layer = key
             prefix = "" if layer is None else f"{layer}."
             life = lives[shares.get(key, key)]
-            self.names[key] = self._tensor(f"{prefix}{value.name}.{value.id}", life.name, value.dtype, self._shape(value))
+            self.names[key] = self.add_tensor(f"{prefix}{value.name}.{value.id}", life.name, value.dtype, self._shape(value))
 
     def _donor(self, call: _Call, index: int, last_use: Mapping[Key, int]) -> Key | None:
         """The input whose storage output 0 may take over: an activation of the same bytes that is used for the last time."""
@@ -275,10 +278,6 @@ class _Emitter:
         if entry.shape == shape:
             return name
         viewed = f"{name}:{'x'.join(map(str, shape))}"
-        if viewed not in self._views:
-            self._views[viewed] = self._tensor(viewed, entry.storage, entry.dtype, shape, entry.byte_offset)
+        if viewed not in self.viewed:
+            self.viewed.add(self.add_tensor(viewed, entry.storage, entry.dtype, shape, entry.byte_offset))
         return viewed
-
-    @property
-    def _views(self) -> dict[str, str]:
-        return self.__dict__.setdefault("_view_names", {})

@@ -13,24 +13,6 @@ DTYPE_CODES = {
 }
 """As in native/include/surogate/abi.h; a test keeps the two equal."""
 
-BLOCKS = {
-    "f32": (1, 4), "f16": (1, 2), "bf16": (1, 2), "f64": (1, 8), "i8": (1, 1), "u8": (1, 1), "i32": (1, 4), "i64": (1, 8),
-    "q4_0": (32, 18), "q4_1": (32, 20), "q5_0": (32, 22), "q5_1": (32, 24), "q8_0": (32, 34),
-    "q4_k": (256, 144), "q5_k": (256, 176), "q6_k": (256, 210),
-}
-"""dtype -> (elements, bytes) of one block along the last axis."""
-
-
-def num_bytes(dtype: str, shape: tuple[int, ...]) -> int:
-    """Bytes of a dense tensor. ValueError when the last axis does not hold whole blocks."""
-    elements, size = BLOCKS[dtype]
-    count = 1
-    for dim in shape:
-        count *= dim
-    if elements > 1 and (not shape or shape[-1] % elements):
-        raise ValueError(f"a {dtype} tensor of shape {shape} does not hold whole blocks of {elements}")
-    return count // elements * size
-
 
 @dataclass(frozen=True)
 class Arena:
@@ -97,13 +79,13 @@ class Program:
     instructions: list[Instruction] = field(default_factory=list)
     entries: list[Entry] = field(default_factory=list)
 
-    def tensor(self, name: str) -> TensorEntry:
-        return self._index()[name]
+    _by_name: dict[str, TensorEntry] = field(default_factory=dict, init=False, repr=False, compare=False)
 
-    def _index(self) -> dict[str, TensorEntry]:
-        if len(self.__dict__.get("_tensors_by_name", ())) != len(self.tensors):
-            self._tensors_by_name = {t.name: t for t in self.tensors}
-        return self._tensors_by_name
+    def tensor(self, name: str) -> TensorEntry:
+        """The tensor of that name. KeyError where there is none."""
+        if len(self._by_name) != len(self.tensors):
+            self._by_name = {t.name: t for t in self.tensors}
+        return self._by_name[name]
 
     def external(self) -> list[Storage]:
         """Storages that must be bound before a run."""

@@ -7,15 +7,17 @@ multiple of 64 bytes in every one of them; the padding between stays zero.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..ir.graph import Graph
-from .program import HOST_WRITTEN, PERSISTENT, Instruction, num_bytes
+from ..weights.formats import byte_count
+from .program import HOST_WRITTEN, PERSISTENT, Instruction
 
 if TYPE_CHECKING:
-    from .emit import _Emitter
+    from .emit import Emitter
 
 PARAMETER_ALIGNMENT = 32
 """Elements; 64 bytes of bf16."""
@@ -31,10 +33,7 @@ class TrainedParameter:
 
     @property
     def size(self) -> int:
-        count = 1
-        for dim in self.shape:
-            count *= dim
-        return count
+        return math.prod(self.shape)
 
 
 @dataclass(frozen=True)
@@ -73,7 +72,7 @@ class TrainableLayout:
         """Whether matrices are computed with in another dtype than the master's."""
         return self.compute != "f32" and any(len(p.shape) >= 2 for p in self.parameters.values())
 
-    def place(self, emitter: _Emitter) -> None:
+    def place(self, emitter: Emitter) -> None:
         """Declares storages and tensors: "master", "trained" (the copy), "gradients", and one of each per parameter."""
         if not self.size:
             return
@@ -83,16 +82,16 @@ class TrainableLayout:
         if emitter.graph.grads:
             self._flat(emitter, "gradients", "gradients", "f32")
         for p in self.parameters.values():
-            emitter._tensor(f"master.{p.name}", "master", "f32", p.shape, 4 * p.offset)
+            emitter.add_tensor(f"master.{p.name}", "master", "f32", p.shape, 4 * p.offset)
             if self.has_copy and len(p.shape) >= 2:
-                size = num_bytes(self.compute, (1,))
-                emitter._tensor(f"trained.{p.name}", "trained", self.compute, p.shape, size * p.offset)
+                size = byte_count(self.compute, (1,))
+                emitter.add_tensor(f"trained.{p.name}", "trained", self.compute, p.shape, size * p.offset)
             if emitter.graph.grads:
-                emitter._tensor(f"gradients.{p.name}", "gradients", "f32", p.shape, 4 * p.offset)
+                emitter.add_tensor(f"gradients.{p.name}", "gradients", "f32", p.shape, 4 * p.offset)
 
-    def _flat(self, emitter: _Emitter, name: str, arena: str, dtype: str) -> None:
-        emitter._storage(name, arena, num_bytes(dtype, (self.size,)), PERSISTENT)
-        emitter._tensor(name, name, dtype, (self.size,))
+    def _flat(self, emitter: Emitter, name: str, arena: str, dtype: str) -> None:
+        emitter.add_storage(name, arena, byte_count(dtype, (self.size,)), PERSISTENT)
+        emitter.add_tensor(name, name, dtype, (self.size,))
 
     def tensor_name(self, name: str) -> str:
         """The tensor that ops read parameter ``name`` from."""
@@ -102,17 +101,17 @@ class TrainableLayout:
     def gradient_name(self, name: str) -> str:
         return f"gradients.{name}"
 
-    def update(self, emitter: _Emitter, optimizer) -> list[Instruction]:
+    def update(self, emitter: Emitter, optimizer) -> list[Instruction]:
         """Global norm, the optimizer's instructions for each group, and the refreshed copy."""
-        norm = emitter._tensor("grad_norm", emitter._storage("grad_norm", "inputs", 4, PERSISTENT), "f32", (1,))
-        hyper = emitter._tensor("hyper", emitter._storage("hyper", "inputs", 16, PERSISTENT | HOST_WRITTEN), "f32", (4,))
+        norm = emitter.add_tensor("grad_norm", emitter.add_storage("grad_norm", "inputs", 4, PERSISTENT), "f32", (1,))
+        hyper = emitter.add_tensor("hyper", emitter.add_storage("hyper", "inputs", 16, PERSISTENT | HOST_WRITTEN), "f32", (4,))
         for state in optimizer.states:
             self._flat(emitter, f"optimizer.{state}", "optimizer", "f32")
         instructions = [Instruction("global_norm", ("gradients",), (norm,))]
         for group in self.groups:
             def part(flat: str, group: ParameterGroup = group) -> str:
                 name = f"{flat}.{group.name}"
-                return emitter._tensor(name, flat, "f32", (group.stop - group.start,), 4 * group.start)
+                return emitter.add_tensor(name, flat, "f32", (group.stop - group.start,), 4 * group.start)
 
             states = {state: part(f"optimizer.{state}") for state in optimizer.states}
             instructions += optimizer.emit(group, part("gradients"), norm, hyper, part("master"), states)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from surogate_core.passes import RECIPES, LoraSpec, autodiff, dead_code, fuse, lora, precision, recompute
 from surogate_core.passes.recompute import saved_bytes
-from surogate_core.program.emit import EmitOptions, _Emitter
+from surogate_core.program.emit import EmitOptions, Emitter
 from surogate_core.program.memory import ALIGNMENT, Life, aligned, lower_bound, plan
 from surogate_core.train.optimizers import AdamW
 
@@ -70,7 +70,7 @@ def emitted(budget_share: float | None, layers: int):
     graph = models.gradient_graph(models.model(num_hidden_layers=layers), fuse)
     if budget_share is not None:
         recompute(graph, int(budget_share * saved_bytes(graph, models.BINDINGS)), models.BINDINGS)
-    emitter = _Emitter(dead_code(graph), EmitOptions(models.BINDINGS, "f32", {}, optimizer=AdamW()))
+    emitter = Emitter(dead_code(graph), EmitOptions(models.BINDINGS, "f32", {}, optimizer=AdamW()))
     return emitter, emitter.run()
 
 
@@ -92,7 +92,7 @@ def test_a_program_of_real_proportions_is_nearer_still(budget_share):
     graph = precision(fuse(autodiff(graph)), RECIPES["bf16"])
     recompute(graph, int(budget_share * saved_bytes(graph, bindings)), bindings)
     dtypes = {name: "bf16" for name, value, _ in graph.instances() if not value.trainable}
-    emitter = _Emitter(dead_code(graph), EmitOptions(bindings, "bf16", dtypes, optimizer=AdamW()))
+    emitter = Emitter(dead_code(graph), EmitOptions(bindings, "bf16", dtypes, optimizer=AdamW()))
     program = emitter.run()
     size = next(a.bytes for a in program.arenas if a.name == "activations")
     assert size < 1.03 * emitter.activation_floor
