@@ -12,6 +12,7 @@ import io
 import json
 import random
 import re
+import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +22,7 @@ from ..errors import DataError
 
 SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".txt", ".md", ".parquet")
 _SHOWN_CHARACTERS = 160
-_SPLIT = re.compile(r"^(?P<name>[\w.-]*)(?:\[(?P<start>\d*%?):(?P<stop>\d*%?)\])?$")
+_SPLIT = re.compile(r"^(?P<name>[\w.-]*)(?:\[(?P<start>(\d+%?)?):(?P<stop>(\d+%?)?)\])?$")
 
 
 @dataclass(frozen=True)
@@ -96,12 +97,10 @@ class BadRows:
 def read_rows(spec: Any, bad_rows: BadRows | None = None, seed: int = 0) -> list[Row]:
     """All rows that `spec` (a DatasetSpec or anything with its attributes) selects, in the order of the source.
 
-    Raises DataError where the source does not exist, is of no known kind or holds no row.
+    Raises DataError where the source does not exist, is of no known kind, or holds no row or no such split.
     """
-    bad_rows = bad_rows or BadRows()
-    rows = list(_from_anywhere(spec, bad_rows))
-    if spec.split is not None:
-        rows = _slice(rows, spec)
+    split = Split.parse(spec)
+    rows = split.part(list(_from_anywhere(spec, split, bad_rows or BadRows())))
     if spec.samples is not None and spec.samples < len(rows):
         chosen = random.Random(f"{seed} {spec.path}").sample(range(len(rows)), spec.samples)
         rows = [rows[i] for i in sorted(chosen)]
@@ -112,29 +111,58 @@ def read_rows(spec: Any, bad_rows: BadRows | None = None, seed: int = 0) -> list
     return rows
 
 
-def _from_anywhere(spec: Any, bad_rows: BadRows) -> Iterator[Row]:
+@dataclass(frozen=True)
+class Split:
+    """What `split: name[start:stop]` asks for; `name` may be empty. Bounds are counts or percentages."""
+
+    name: str
+    start: str | None = None
+    stop: str | None = None
+
+    @classmethod
+    def parse(cls, spec: Any) -> Split:
+        match = _SPLIT.match(spec.split or "")
+        if match is None:
+            raise DataError(f"dataset {spec.path}: split {spec.split!r} is not `name`, `name[start:stop]` or "
+                            "`name[:10%]`")
+        return cls(match["name"], match["start"], match["stop"])
+
+    def part(self, rows: list[Row]) -> list[Row]:
+        def at(text: str | None, default: int) -> int:
+            if not text:
+                return default
+            return len(rows) * int(text[:-1]) // 100 if text.endswith("%") else int(text)
+
+        return rows[at(self.start, 0):at(self.stop, len(rows))]
+
+
+def _from_anywhere(spec: Any, split: Split, bad_rows: BadRows) -> Iterator[Row]:
     path = Path(spec.path).expanduser()
     if path.is_dir():
-        for file in _files_of_folder(path, spec):
+        for file in _files_of_folder(path, spec, split):
             yield from _from_file(file, bad_rows)
     elif path.exists():
+        if split.name not in ("", "train"):
+            raise DataError(f"dataset {spec.path}: one file has no split {split.name!r}",
+                            "Name the split's own file as `path`; `split: [start:stop]` takes a part of a file.")
         yield from _from_file(path, bad_rows)
     elif path.suffix in SUFFIXES or path.is_absolute() or spec.path.startswith(".") or spec.path.count("/") > 1:
         raise DataError(f"dataset {spec.path}: no such file or folder")
     else:
-        yield from _from_hub(spec)
+        yield from _from_hub(spec, split)
 
 
-def _files_of_folder(folder: Path, spec: Any) -> list[Path]:
+def _files_of_folder(folder: Path, spec: Any, split: Split) -> list[Path]:
+    """Those of the split; all where none is named, and for `train` where no file's name tells splits apart."""
     files = sorted(file for file in folder.rglob("*") if file.is_file() and _kind(file) is not None)
-    name = _SPLIT.match(spec.split or "")
-    if name and name["name"]:
-        named = [file for file in files if file.name.startswith(name["name"])]
-        files = named or files
     if not files:
         raise DataError(f"dataset {spec.path}: no file of a known kind in this folder",
                         f"Known: {', '.join(SUFFIXES)}.")
-    return files
+    named = [file for file in files if file.name.startswith(split.name)]  # all of them for an empty name
+    if not named and split.name != "train":
+        raise DataError(f"dataset {spec.path}: no file of split {split.name!r}: none has a name that begins so",
+                        f"It holds {', '.join(str(file.relative_to(folder)) for file in files[:5])}.")
+    return named or files
 
 
 def _kind(path: Path) -> str | None:
@@ -151,7 +179,7 @@ def _from_file(path: Path, bad_rows: BadRows) -> Iterator[Row]:
         return
     try:
         raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    except OSError as error:
+    except (OSError, EOFError, zlib.error) as error:  # the last two: gzip data cut short, or damaged inside
         raise DataError(f"dataset {path}: cannot be read: {error}") from error
     raw = raw.removeprefix(b"\xef\xbb\xbf")
     yield from _READERS.get(kind, _text)(raw, path, bad_rows)
@@ -250,32 +278,18 @@ def _from_parquet(path: Path) -> Iterator[Row]:
         yield Row(item, str(path), number)
 
 
-def _from_hub(spec: Any) -> Iterator[Row]:
+def _from_hub(spec: Any, split: Split) -> Iterator[Row]:
     try:
         import datasets
     except ImportError as error:
         raise DataError(f"dataset {spec.path}: no such file or folder, and reading it from the hub needs the package "
                         "datasets", "Correct the path, or pip install datasets.") from error
-    match = _SPLIT.match(spec.split or "train")
     try:
-        table = datasets.load_dataset(spec.path, spec.subset, split=(match["name"] if match else "") or "train")
+        table = datasets.load_dataset(spec.path, spec.subset, split=split.name or "train")
     except Exception as error:  # the library raises many kinds, all of which mean that the user's name did not work
         raise DataError(f"dataset {spec.path}: neither a local file nor loaded from the hub: {error}") from error
     for number, item in enumerate(table, start=1):
         yield Row(dict(item), spec.path, number)
-
-
-def _slice(rows: list[Row], spec: Any) -> list[Row]:
-    match = _SPLIT.match(spec.split)
-    if match is None:
-        raise DataError(f"dataset {spec.path}: split {spec.split!r} is not `name`, `name[start:stop]` or `name[:10%]`")
-
-    def at(text: str | None, default: int) -> int:
-        if not text:
-            return default
-        return len(rows) * int(text[:-1]) // 100 if text.endswith("%") else int(text)
-
-    return rows[at(match["start"], 0):at(match["stop"], len(rows))]
 
 
 def _rename(row: Row, spec: Any) -> dict[str, Any]:

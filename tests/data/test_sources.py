@@ -88,6 +88,26 @@ def test_a_folder_gives_its_files_in_order_and_a_split_by_name(tmp_path):
     assert [row.data["text"] for row in read_rows(DatasetSpec(str(tmp_path)))] == [
         "train-1.jsonl", "train-2.jsonl", "validation.jsonl"]
     assert len(read_rows(DatasetSpec(str(tmp_path), split="train"))) == 2
+    with pytest.raises(DataError, match="no file of split 'test'"):
+        read_rows(DatasetSpec(str(tmp_path), split="test"))
+
+
+def test_train_is_all_of_a_folder_that_names_no_splits(tmp_path):
+    write(tmp_path / "part.jsonl", '{"text": "a"}')
+    assert len(read_rows(DatasetSpec(str(tmp_path), split="train[:5]"))) == 1
+
+
+def test_one_file_has_no_other_split_than_train(jsonl):
+    with pytest.raises(DataError, match="one file has no split 'test'"):
+        read_rows(jsonl([{"text": "a"}], split="test"))
+
+
+def test_a_compressed_file_that_is_cut_short_or_damaged(tmp_path):
+    whole = gzip.compress(b"".join(b'{"text": "%d"}\n' % i for i in range(999)))
+    damaged = whole[:40] + bytes(40) + whole[80:]
+    for raw in (whole[:-30], whole[:30], damaged, b"not gzip"):
+        with pytest.raises(DataError, match=r"a\.jsonl\.gz: cannot be read"):
+            read_rows(write(tmp_path / "a.jsonl.gz", raw))
 
 
 @pytest.mark.parametrize("split, wanted", [
@@ -126,8 +146,9 @@ def test_an_empty_file_or_split_is_an_error(jsonl):
         read_rows(jsonl([]))
     with pytest.raises(DataError, match=r"no rows in split train\[5:\]"):
         read_rows(jsonl([{"text": "a"}], split="train[5:]"))
-    with pytest.raises(DataError, match="is not `name`"):
-        read_rows(jsonl([{"text": "a"}], split="train[1"))
+    for split in ("train[1", "train[%:5]"):
+        with pytest.raises(DataError, match="is not `name`"):
+            read_rows(jsonl([{"text": "a"}], split=split))
 
 
 def test_parquet_and_the_hub_say_which_package_they_need(tmp_path, monkeypatch):
