@@ -16,10 +16,11 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from ..errors import ConfigError
+from ..files import write_text
 from .aliases import CONVERTED, DATASET_RENAMED, DECIDED, NESTED, REFUSED, RENAMED, RESPELLED, Meaning, Refusal
 from .dataset import DatasetConfig
 from .fields import ByteSize, CountOrFraction
-from .resolve import write_atomically
 from .train import SECTIONS, TrainConfig
 from .tree import members
 
@@ -150,8 +151,8 @@ def schema_text() -> str:
 
 def main(docs: Path) -> None:
     """Writes both files."""
-    write_atomically(docs / "schema" / "train.json", schema_text())
-    write_atomically(docs / "config.md", page((docs / "config.md").read_text(encoding="utf-8")))
+    write_text(docs / "schema" / "train.json", schema_text(), ConfigError)
+    write_text(docs / "config.md", page((docs / "config.md").read_text(encoding="utf-8")), ConfigError)
 
 
 if __name__ == "__main__":

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
-import tempfile
 from collections.abc import Iterable
 from collections.abc import Mapping as MappingABC
 from pathlib import Path
@@ -15,6 +12,7 @@ import yaml
 from pydantic import ValidationError
 
 from ..errors import ConfigError
+from ..files import write_text
 from .dataset import DatasetConfig
 from .explain_errors import config_error
 from .overrides import apply_override
@@ -132,23 +130,4 @@ def resolved_text(config: TrainConfig) -> str:
 
 def dump_resolved(config: TrainConfig, path: str | Path) -> None:
     """Writes `resolved_text` to `path`, whole or not at all. Raises `ConfigError` where it cannot be written."""
-    write_atomically(Path(path), resolved_text(config))
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Writes UTF-8 text under a temporary name, syncs it, and puts it in place of `path`."""
-    temporary = ""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        with os.fdopen(descriptor, "w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except OSError as error:
-        if temporary:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
-        raise ConfigError(f"{path}: cannot be written: {error.strerror}") from error
+    write_text(path, resolved_text(config), ConfigError)

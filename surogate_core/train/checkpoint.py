@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import TrainingError, WeightError
+from ..files import sync_folder
 from ..weights.files import read_json, write_json
 from ..weights.safetensors_file import SafetensorsFile, write_file
 from ..weights.tensor import StoredTensor
@@ -35,6 +36,7 @@ class Checkpoint:
 
     @property
     def info(self) -> dict[str, Any]:
+        """What checkpoint.json holds; read anew each time."""
         return read_json(self.path / INFO_FILE)
 
 
@@ -64,7 +66,7 @@ def save(folder: Path, step: int, session: TrainSession, info: Mapping[str, Any]
             if left.step >= step:
                 _discard(left.path)
         os.rename(temporary, final)
-        _sync(folder)
+        sync_folder(folder)
     except (OSError, WeightError) as error:
         shutil.rmtree(temporary, ignore_errors=True)
         kept = list_checkpoints(folder)
@@ -86,14 +88,6 @@ def _tensors(session: TrainSession):
             yield StoredTensor(f"{state}/{p.name}", "f32", p.shape, array)
 
 
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def _discard(path: Path) -> None:
     """Removes a checkpoint such that a crash midway leaves none that looks whole."""
     gone = path.with_name(f".{path.name}.gone.tmp")
@@ -106,8 +100,8 @@ def _remove_leftovers(folder: Path) -> None:
         shutil.rmtree(child, ignore_errors=True)
 
 
-def load(checkpoint: Checkpoint, session: TrainSession) -> dict[str, Any]:
-    """Restores parameters and optimizer state; returns the info. TrainingError when the checkpoint is of another run."""
+def load(checkpoint: Checkpoint, session: TrainSession) -> None:
+    """Restores parameters and optimizer state. TrainingError when the checkpoint is of another run."""
     file = SafetensorsFile(checkpoint.path / STATE_FILE)
     wanted = {f"{state}/{name}" for state in session.states for name in session.layout.parameters}
     have = set(file.names())
@@ -129,4 +123,3 @@ def load(checkpoint: Checkpoint, session: TrainSession) -> dict[str, Any]:
                 )
             flat[p.offset:p.offset + p.size] = tensor.data.reshape(-1)
     session.refresh()
-    return checkpoint.info

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
+import os
 import time
 from pathlib import Path
 from typing import Any
 
+from ..errors import TrainingError
+from ..files import replacing
 from .prepare import Prepared
 from .session import TrainSession
 
@@ -23,7 +27,7 @@ def banner(prepared: Prepared, session: TrainSession, resumed: int) -> str:
 
     config, loader, plan = prepared.config, prepared.loader, prepared.plan
     trained = sum(p.size for p in session.layout.parameters.values())
-    total = sum(_size(v.shape) for _, v, _ in plan.graph.instances())
+    total = sum(math.prod(v.shape) for _, v, _ in plan.graph.instances())
     memory = session.session.memory()
     mean = loader.dataset.num_targets / max(1, int(loader.dataset.offsets[-1]))
     lines = [
@@ -39,13 +43,6 @@ def banner(prepared: Prepared, session: TrainSession, resumed: int) -> str:
         + (f" of {mib(plan.saved_bytes[0])}, the rest is recomputed" if plan.saved_bytes[1] < plan.saved_bytes[0] else ""),
     ]
     return "\n".join(lines)
-
-
-def _size(shape) -> int:
-    count = 1
-    for dim in shape:
-        count *= dim
-    return count
 
 
 def _lora_line(prepared: Prepared) -> str:
@@ -88,7 +85,7 @@ class Progress:
 def resident_mib() -> float:
     """Resident memory of this process, MiB."""
     with open("/proc/self/statm", encoding="ascii") as file:
-        return int(file.read().split()[1]) * 4096 / 2**20
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
 def _clock(seconds: float) -> str:
@@ -113,7 +110,6 @@ def plot_losses(history: list[dict[str, Any]], folder: Path, title: str) -> Path
     axes.grid(alpha=0.3)
     axes.legend()
     path = folder / PLOT_FILE
-    temporary = folder / f".{PLOT_FILE}"
-    figure.savefig(temporary, format="png", dpi=120)
-    temporary.replace(path)
+    with replacing(path, TrainingError) as file:
+        figure.savefig(file, format="png", dpi=120)
     return path

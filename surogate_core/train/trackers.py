@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import errno
+import io
 import json
 import os
 from collections.abc import Mapping
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from ..errors import TrainingError
-from ..weights.files import write_text
+from ..files import write_text
 
 
 class JsonLines:
@@ -24,7 +25,7 @@ class JsonLines:
         if path.exists():
             lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
             kept = [line for line in lines if _step_of(line) < first_step]
-        write_text(path, "".join(line + "\n" for line in kept))
+        write_text(path, "".join(line + "\n" for line in kept), TrainingError)
         self._file = path.open("ab", buffering=0)
 
     def write(self, record: Mapping[str, Any]) -> None:
@@ -50,32 +51,38 @@ def _step_of(line: str) -> float:
 
 
 class CsvTracker:
-    """metrics.csv beside the run's other files: for spreadsheets. Columns are those of the first step. A resumed run keeps
-    the rows before its own first."""
+    """metrics.csv beside the run's other files: for spreadsheets. A metric that comes up later (an evaluation) gets a column
+    of its own then, empty in the rows before. A resumed run keeps the rows before its own first."""
 
     def __init__(self, config: Any, output_dir: Path) -> None:
         self._path = output_dir / "metrics.csv"
+        self._columns: list[str] = []
         self._file: TextIO | None = None
-        self._writer: csv.DictWriter | None = None
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         row = {"step": step, **metrics}
-        if self._writer is None:
+        if self._file is None or not row.keys() <= set(self._columns):
             self._open(row)
-        self._writer.writerow(row)
+        csv.DictWriter(self._file, self._columns, restval="").writerow(row)
         self._file.flush()
 
-    def _open(self, first: dict[str, float]) -> None:
-        columns, rows = list(first), []
-        if self._path.exists() and first["step"] > 1:
+    def _open(self, following: dict[str, float]) -> None:
+        """Writes the file anew with columns for ``following`` and the rows before it."""
+        columns, rows = [], []
+        if self._path.exists() and following["step"] > 1:
             with self._path.open(newline="", encoding="utf-8") as file:
                 reader = csv.DictReader(file)
-                rows = [row for row in reader if (row.get("step") or "").isdigit() and int(row["step"]) < first["step"]]
-                columns = list(reader.fieldnames or columns)
-        self._file = self._path.open("w", newline="", encoding="utf-8")
-        self._writer = csv.DictWriter(self._file, columns, extrasaction="ignore", restval="")
-        self._writer.writeheader()
-        self._writer.writerows(rows)
+                rows = [row for row in reader if (row.get("step") or "").isdigit() and int(row["step"]) < following["step"]]
+                columns = list(reader.fieldnames or [])
+        self._columns = list(dict.fromkeys([*columns, *following]))
+        text = io.StringIO(newline="")
+        writer = csv.DictWriter(text, self._columns, extrasaction="ignore", restval="")
+        writer.writeheader()
+        writer.writerows(rows)
+        if self._file is not None:
+            self._file.close()
+        write_text(self._path, text.getvalue(), TrainingError)
+        self._file = self._path.open("a", newline="", encoding="utf-8")
 
     def finish(self, status: str) -> None:
         if self._file is not None:

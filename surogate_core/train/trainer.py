@@ -24,18 +24,18 @@ METRICS_FILE = "metrics.jsonl"
 
 @dataclass
 class RunResult:
-    """What a run gives back. ``history``: the records of metrics.jsonl of this process."""
+    """What a run gives back. ``history``: the records of metrics.jsonl of this process; ``evaluation``: the last losses on
+    evaluation sets."""
 
     status: Status
     output_dir: Path
     steps: int
-    final_loss: float
     history: list[dict[str, Any]] = field(default_factory=list)
     evaluation: dict[str, float] = field(default_factory=dict)
 
 
 class Trainer:
-    """Runs a prepared training. ``report`` is called with every record; ``save_result`` writes the trained model."""
+    """Runs a prepared training. ``report`` is called with every record of metrics.jsonl, and with notes."""
 
     def __init__(self, prepared: Prepared, session: TrainSession, report: Callable[[dict[str, Any]], None]) -> None:
         self.prepared, self.session, self.report = prepared, session, report
@@ -48,13 +48,15 @@ class Trainer:
         self._stop = False
 
     def resume(self, checkpoint: checkpoints.Checkpoint) -> None:
-        changed = [key for key, value in self._identity().items() if checkpoint.info.get(key) != value]
+        """Goes on from a checkpoint. TrainingError or DataError, naming what changed, where it is of another run."""
+        info = checkpoint.info
+        changed = [key for key, value in self._identity().items() if info.get(key) != value]
         if changed:
             raise TrainingError(
                 f"checkpoint {checkpoint.path} was written with another {' and '.join(changed)}",
                 "Resume with the settings of the run that wrote it, or start a new run in another output_dir.",
             )
-        info = checkpoints.load(checkpoint, self.session)
+        checkpoints.load(checkpoint, self.session)
         self.prepared.loader.load_state_dict(info["loader"])
         self.step, self.tokens_seen = info["step"], info["tokens_seen"]
 
@@ -63,7 +65,7 @@ class Trainer:
         total = self.prepared.total_steps
         metrics = JsonLines(self.folder / METRICS_FILE, self.step + 1)
         open_trackers = [(name, make(self.config, self.folder)) for name, make in self.trackers]
-        result = RunResult("completed", self.folder, total, math.nan)
+        result = RunResult("completed", self.folder, total)
         saved_at = self.step
         status = "failed"
         previous = signal.getsignal(signal.SIGINT)
@@ -76,7 +78,7 @@ class Trainer:
                 record = self._one_step()
                 if record is None:
                     continue
-                if self._due(self.config.eval_interval(total)):
+                if self.prepared.evaluations and (self._due(self.config.eval_interval(total)) or self.step == total):
                     record["eval_loss"] = result.evaluation = self.evaluator.losses()
                 metrics.write(record)
                 self._track(open_trackers, record)
@@ -90,14 +92,11 @@ class Trainer:
             status = result.status = "interrupted" if self._stop and self.step < total else "completed"
         finally:
             metrics.close()
-            for _, tracker in open_trackers:
-                tracker.finish(status)
+            self._each(open_trackers, lambda tracker: tracker.finish(status))
             if previous is not None:
                 signal.signal(signal.SIGINT, previous)
         result.steps = self.step
-        result.final_loss = result.history[-1]["loss"] if result.history else math.nan
-        evaluated = bool(result.history) and "eval_loss" in result.history[-1]
-        if result.status == "completed" and self.prepared.evaluations and not evaluated:
+        if result.status == "completed" and not result.history:  # the run was at its end already
             result.evaluation = self.evaluator.losses()
         return result
 
@@ -157,12 +156,15 @@ class Trainer:
         checkpoints.save(self.folder, self.step, self.session, info, self.config.save_total_limit)
 
     def _track(self, trackers: list[tuple[str, Any]], record: dict[str, Any]) -> None:
-        """A tracker that fails is dropped with one line: metrics elsewhere must not stop a run."""
         flat = {k: v for k, v in record.items() if isinstance(v, (int, float))}
         flat |= {f"eval_loss/{k}": v for k, v in record.get("eval_loss", {}).items()}
+        self._each(trackers, lambda tracker: tracker.log(record["step"], flat))
+
+    def _each(self, trackers: list[tuple[str, Any]], call: Callable[[Any], None]) -> None:
+        """A tracker that fails is dropped with one line: metrics elsewhere must not stop a run."""
         for entry in list(trackers):
             try:
-                entry[1].log(record["step"], flat)
+                call(entry[1])
             except Exception as error:  # whatever a third party's tracker raises
                 trackers.remove(entry)
-                self.report({"step": record["step"], "note": f"tracker {entry[0]} failed and is dropped: {error}"})
+                self.report({"step": self.step, "note": f"tracker {entry[0]} failed and is dropped: {error}"})

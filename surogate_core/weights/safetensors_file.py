@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import WeightError
-from .files import map_file, read_json, replacing, write_array, write_json
+from ..files import replacing
+from .files import map_file, read_json, write_array, write_json
 from .formats import BY_SAFETENSORS_CODE, FORMATS, element_count
 from .tensor import AnyTensor, StoredTensor
 
@@ -183,7 +184,7 @@ def write_file(path: str | Path, tensors: Iterable[AnyTensor], metadata: dict[st
         offset += tensor.nbytes
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)  # keeps the data aligned for every element type
-    with replacing(Path(path)) as file:
+    with replacing(path, WeightError) as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for tensor in tensors:
             write_array(file, tensor.read())

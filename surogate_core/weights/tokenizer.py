@@ -12,7 +12,8 @@ import tokenizers
 from tokenizers import processors
 
 from ..errors import WeightError
-from .files import read_json, write_json, write_text
+from ..files import write_text
+from .files import read_json, write_json
 from .gguf_file import GGUFFile, typed
 from .pretokenizers import PRE_TOKENIZERS
 from .tokenizer_build import BYTE_TOKENS, PREFIX, SPACE, build_from_gguf, token_id
@@ -170,7 +171,7 @@ class Tokenizer:
         `transformers` loads this tokenizer."""
         folder = Path(folder)
         spec = self._spec()
-        write_text(folder / "tokenizer.json", json.dumps(spec, ensure_ascii=False, indent=2))
+        write_text(folder / "tokenizer.json", json.dumps(spec, ensure_ascii=False, indent=2), WeightError)
         named = {f"{name}_token": self._text(getattr(self._facts, name)) for name in _NAMES}
         special = {key: text for key, text in named.items() if text is not None}
         if self._facts.hf_config is None:
@@ -191,7 +192,7 @@ class Tokenizer:
         write_json(folder / "special_tokens_map.json", special)
         for name, template in self.chat_templates.items():
             file = "chat_template.jinja" if name == "default" else f"additional_chat_templates/{name}.jinja"
-            write_text(folder / file, template)
+            write_text(folder / file, template, WeightError)
 
     def gguf_metadata(self, vocab_size: int | None = None) -> dict[str, Any]:
         """The ``tokenizer.*`` metadata of a GGUF; with ``vocab_size``, padded by named unused tokens to the embedding's

@@ -304,13 +304,14 @@ class TestMetrics:
             metrics.write({"step": 1})
         metrics.close()
 
-    def test_a_tracker_that_fails_is_dropped_with_a_line(self, root, monkeypatch):
+    @pytest.mark.parametrize("method", ["log", "finish"])
+    def test_a_tracker_that_fails_is_dropped_with_a_line(self, root, monkeypatch, method):
         from surogate_core.train import trackers
 
-        def broken(self, step, metrics):
+        def broken(self, *arguments):
             raise ConnectionError("no network")
 
-        monkeypatch.setattr(trackers.CsvTracker, "log", broken)
+        monkeypatch.setattr(trackers.CsvTracker, method, broken)
         screen = runs.console()
         result = runs.run(runs.config(root, report_to=["csv"]), screen=screen)
         assert result.steps == 7

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 
 import numpy as np
@@ -90,6 +91,18 @@ class TestResults:
         assert [r["step"] for r in runs.records(root / "out")] == list(range(1, 8))
         assert [line.split(",")[0] for line in (root / "out" / "metrics.csv").read_text().splitlines()] == [
             "step", *map(str, range(1, 8))]
+
+    def test_an_evaluation_at_the_end_is_in_the_files(self, root):
+        """The last step's record has it, whatever the interval, and metrics.csv gets a column for it."""
+        runs.write_rows(root / "held.jsonl", runs.chats(4, seed=90))
+        result = runs.run(runs.config(root, validation_datasets=str(root / "held.jsonl"), eval_steps=0, report_to=["csv"]))
+        records = runs.records(root / "out")
+        assert [r["step"] for r in records if "eval_loss" in r] == [7]
+        assert records[-1]["eval_loss"] == result.evaluation and result.evaluation["held"] > 0
+        with (root / "out" / "metrics.csv").open(newline="") as file:
+            rows = list(csv.DictReader(file))
+        assert [row["step"] for row in rows if row["eval_loss/held"]] == ["7"] and len(rows) == 7
+        assert float(rows[-1]["eval_loss/held"]) == result.evaluation["held"]
 
     def test_the_resolved_configuration_repeats_the_run(self, root):
         from surogate_core.config import resolve

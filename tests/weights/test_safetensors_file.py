@@ -11,7 +11,7 @@ import pytest
 import safetensors.numpy
 
 from surogate_core.errors import WeightError
-from surogate_core.weights.files import replacing
+from surogate_core.files import replacing
 from surogate_core.weights.quants import f32_to_bf16
 from surogate_core.weights.safetensors_file import SafetensorsFile, open_folder, write_file, write_model
 from surogate_core.weights.store import WeightStore
@@ -209,7 +209,7 @@ def test_a_file_that_the_system_will_not_let_grow_leaves_the_old_one(tmp_path):
 
 
 def test_other_exceptions_pass_and_leave_no_rubbish(tmp_path):
-    with pytest.raises(KeyboardInterrupt), replacing(tmp_path / "x"):
+    with pytest.raises(KeyboardInterrupt), replacing(tmp_path / "x", WeightError):
         raise KeyboardInterrupt
     assert list(tmp_path.iterdir()) == []
 
