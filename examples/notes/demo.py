@@ -21,7 +21,7 @@ from rich.table import Table
 
 from surogate_core.config import resolve
 from surogate_core.generate import Generator
-from surogate_core.train.export import export, merge
+from surogate_core.export import export, merge
 from surogate_core.train.run import run_training
 from surogate_core.weights.default_model import fetch_default_model
 
@@ -87,7 +87,7 @@ def main() -> int:
     after = answer_all(model, rows, adapter)
 
     merge(model, adapter, OUTPUT / "merged", "bf16")
-    export(OUTPUT / "merged", OUTPUT / "merged.gguf", "gguf", "q8_0")
+    export(OUTPUT / "merged", OUTPUT / "merged.gguf", "q8_0")
     answers = {
         "before": before, "after": after, "merged": answer_all(OUTPUT / "merged", rows),
         "gguf": answer_all(OUTPUT / "merged.gguf", rows),

@@ -16,7 +16,7 @@ def export(
     output: Annotated[Path, typer.Argument(help="The .gguf file or the folder to write.")],
     format: Annotated[
         Literal["gguf", "safetensors"] | None,
-        typer.Option("--format", help="Default: gguf where OUTPUT ends in .gguf, else safetensors."),
+        typer.Option("--format", help="Checked against OUTPUT: gguf where it ends in .gguf, else safetensors."),
     ] = None,
     dtype: Annotated[
         str | None,
@@ -25,10 +25,9 @@ def export(
 ) -> None:
     """Export a model as a GGUF file or as Hugging Face safetensors, with its tokenizer and template."""
     is_file = output.suffix == ".gguf"
-    chosen = format or ("gguf" if is_file else "safetensors")
-    if is_file != (chosen == "gguf"):
-        raise ConfigError(f"{output} does not fit --format {chosen}", "gguf is one .gguf file, safetensors a folder.")
-    from ..train.export import export as export_model
+    if format is not None and is_file != (format == "gguf"):
+        raise ConfigError(f"{output} does not fit --format {format}", "gguf is one .gguf file, safetensors a folder.")
+    from ..export import export as export_model
 
-    export_model(model_path(model), output, chosen, dtype)
+    export_model(model_path(model), output, dtype)
     typer.echo(output)

@@ -21,7 +21,7 @@ def merge(
     ] = "bf16",
 ) -> None:
     """Merge an adapter into its base. The sum is taken in fp32 and rounded once; every pair must fit exactly once."""
-    from ..train.export import merge as merge_adapter
+    from ..export import merge as merge_adapter
 
     report = merge_adapter(model_path(base), adapter, output, dtype)
     share = report.changed / report.total

@@ -3,6 +3,7 @@
 What is read in place and what is copied:
     quantised, f16 and bf16 matrices   in place, whatever the recipe computes in (kernels read them as they are)
     f32 matrices                       in place for an fp32 recipe; one copy in the compute dtype otherwise
+    f64 matrices                       one copy in the compute dtype
     vectors (norms, biases)            a copy in fp32: they are tiny and are applied in fp32
 """
 
@@ -15,11 +16,11 @@ import numpy as np
 from ..dsl.module import Parameter
 from ..engine import Session
 from ..ir.graph import Graph
-from ..weights.quants import f32_to_bf16
-from ..weights.tensor import StoredTensor
+from ..weights.formats import FORMATS
+from ..weights.tensor import StoredTensor, from_f32
 from .loaded import LoadedModel
 
-IN_PLACE = frozenset({"bf16", "f16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k", "q5_k", "q6_k"})
+IN_PLACE = frozenset({"bf16", "f16", *(name for name, form in FORMATS.items() if form.is_block)})
 
 
 class FrozenWeights:
@@ -39,10 +40,8 @@ class FrozenWeights:
             stored = self.stored(name, shape)
             if len(shape) < 2:
                 stored = StoredTensor(name, "f32", shape, np.ascontiguousarray(stored.to_f32()))
-            elif stored.dtype == "f32" and self.compute == "bf16":
-                stored = StoredTensor(name, "bf16", shape, f32_to_bf16(stored.data))
-            elif stored.dtype != "f32" and stored.dtype not in IN_PLACE:
-                stored = StoredTensor(name, "f32", shape, stored.to_f32())
+            elif stored.dtype not in (*IN_PLACE, self.compute):
+                stored = from_f32(name, stored.to_f32(), self.compute)
             self._tensors[name] = stored
         return self._tensors[name]
 

@@ -84,6 +84,10 @@ class Registry(Generic[T]):
         """All (name, item), sorted by name."""
         return sorted(self._items.items(), key=lambda pair: pair[0])
 
+    def values(self) -> list[T]:
+        """All items, sorted by name."""
+        return [item for _, item in self.items()]
+
     def source(self, name: str) -> str:
         """The distribution that registered `name`, which must be there."""
         self[name]

@@ -23,9 +23,8 @@ def save_result(prepared: Prepared, session: TrainSession, folder: Path) -> Path
         name: StoredTensor(name, "f32", p.shape, session.parameter(name)) for name, p in session.layout.parameters.items()
     }
     names = model.family.hf_names(model.hyperparameters)
-    dtype = "bf16" if prepared.recipe.compute == "bf16" else "f32"
     write_hf(folder / MODEL_FOLDER, names.export(parameters), model.family.hf_config(model.hyperparameters),
-             tokenizer=prepared.tokenizer, dtype=dtype)
+             tokenizer=prepared.tokenizer, dtype=prepared.recipe.compute)
     return folder / MODEL_FOLDER
 
 

@@ -8,6 +8,8 @@ from ..data.loader import Batch, Step
 from ..engine import Session
 from ..model import FrozenWeights, LoadedModel, TrainPlan, initial_values
 from ..program.trainable import TrainableLayout
+from ..weights.quants import quantize
+
 
 class TrainSession:
     """Runs steps. Parameters start from the checkpoint, or from ``seed`` where the checkpoint has none."""
@@ -43,9 +45,7 @@ class TrainSession:
     def refresh(self) -> None:
         """Makes the compute copies follow the masters, after these were written from outside."""
         if self.layout.has_copy:
-            from ..weights.quants import f32_to_bf16
-
-            self.session.tensor("trained")[:] = f32_to_bf16(self.session.tensor("master"))
+            self.session.tensor("trained")[:] = quantize(self.session.tensor("master"), self.layout.compute)
 
     def parameter(self, name: str) -> np.ndarray:
         """The fp32 master of one trained parameter; a view."""

@@ -33,7 +33,8 @@ def write_hf(
 ) -> list[Path]:
     """Writes a folder that `transformers` loads: weights in ``dtype`` (bf16, f16 or f32), configuration, tokenizer.
 
-    ``tensors``: by Hugging Face's names (a name map's ``export``). ``config``: of config.json; its dtype is set here. The
+    ``tensors``: by Hugging Face's names (a name map's ``export``). ``config``: of config.json; its dtype is set here.
+    ``generation_config``: of the file of that name; None takes the tokens that begin and end a text from the tokenizer. The
     configuration is written last, so a folder that has one is whole. Returns the weight files.
     """
     if dtype not in HF_DTYPES:
@@ -42,6 +43,8 @@ def write_hf(
     files = write_model(folder, [_as_float(tensor, dtype) for tensor in tensors.values()], max_shard_bytes)
     if tokenizer is not None:
         tokenizer.save_hf(folder)
+    if generation_config is None and tokenizer is not None:
+        generation_config = _generation_config(tokenizer)
     if generation_config is not None:
         write_json(folder / "generation_config.json", dict(generation_config))
     # "dtype" is what transformers 5 reads, "torch_dtype" what everything older does
@@ -75,6 +78,13 @@ def write_gguf(
         values.update(tokenizer.gguf_metadata(embedding.shape[0] if embedding is not None else None))
     write_gguf_file(path, values, [converted(tensor, formats[name]) for name, tensor in tensors.items()])
     return formats
+
+
+def _generation_config(tokenizer: Tokenizer) -> dict[str, Any]:
+    stops = list(tokenizer.stop_token_ids)
+    config = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": stops[0] if len(stops) == 1 else stops,
+              "pad_token_id": tokenizer.pad_token_id}
+    return {key: value for key, value in config.items() if value not in (None, [])}
 
 
 def _as_float(tensor: AnyTensor, dtype: str) -> AnyTensor:

@@ -57,7 +57,7 @@ def test_the_program_as_text(run, config_file, stand_in):
 
 def test_merge(run, stand_in, tmp_path):
     report = types.SimpleNamespace(num_pairs=210, changed=1, total=4)
-    calls = stand_in("train.export", merge=lambda *_: report)
+    calls = stand_in("export", merge=lambda *_: report)
     shown = run("merge", "--base-model", "b", "--checkpoint-dir", "a", "--output", "o")
     assert shown.exit_code == 0 and shown.stdout == "o: 210 adapter pairs merged, 25.0% of the adapted weights changed\n"
     assert calls == [("merge", (Path("b"), Path("a"), Path("o"), "bf16"), {})]
@@ -65,18 +65,18 @@ def test_merge(run, stand_in, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "format", "dtype"),
+    ("words", "dtype"),
     [
-        (["o.gguf"], "gguf", None),
-        (["o.gguf", "--dtype", "q8_0"], "gguf", "q8_0"),
-        (["folder"], "safetensors", None),
-        (["folder", "--format", "safetensors", "--dtype", "f32"], "safetensors", "f32"),
+        (["o.gguf"], None),
+        (["o.gguf", "--format", "gguf", "--dtype", "q8_0"], "q8_0"),
+        (["folder"], None),
+        (["folder", "--format", "safetensors", "--dtype", "f32"], "f32"),
     ],
 )
-def test_export(run, stand_in, words, format, dtype):
-    calls = stand_in("train.export", export=lambda *_: None)
+def test_export(run, stand_in, words, dtype):
+    calls = stand_in("export", export=lambda *_: None)
     assert run("export", "m", *words).exit_code == 0
-    assert calls == [("export", (Path("m"), Path(words[0]), format, dtype), {})]
+    assert calls == [("export", (Path("m"), Path(words[0]), dtype), {})]
 
 
 @pytest.mark.parametrize("words", [["o.gguf", "--format", "safetensors"], ["folder", "--format", "gguf"]])

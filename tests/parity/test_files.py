@@ -13,7 +13,7 @@ from surogate_core.generate import Generator
 from surogate_core.model import LoadedModel
 from surogate_core.plugins.manager import get_manager
 from surogate_core.testing.parity import Parity, relative_error
-from surogate_core.train.export import export
+from surogate_core.export import export
 
 torch = pytest.importorskip("torch", reason="compares with transformers: pip install 'surogate-core[test]'")
 transformers = pytest.importorskip("transformers", reason="compares with transformers: pip install 'surogate-core[test]'")
@@ -59,8 +59,8 @@ def cases():
 @pytest.mark.parametrize("case", ["biases", "llama3", "linear", "yarn", "window"])
 def test_through_gguf_and_back_it_is_the_same_model_to_transformers(tmp_path, case):
     parity = checkpoint(tmp_path / "first", *cases()[case])
-    export(tmp_path / "first", tmp_path / "model.gguf", "gguf", "f32")
-    export(tmp_path / "model.gguf", tmp_path / "second", "safetensors", "f32")
+    export(tmp_path / "first", tmp_path / "model.gguf", "f32")
+    export(tmp_path / "model.gguf", tmp_path / "second", "f32")
     again = transformers.AutoModelForCausalLM.from_pretrained(
         tmp_path / "second", attn_implementation="eager", dtype=torch.float32)
     assert type(again) is type(parity.reference)
@@ -72,9 +72,9 @@ def test_what_config_json_cannot_say_is_refused_when_exporting(tmp_path):
     manager = get_manager()
     manager.load()
     checkpoint(tmp_path / "first", "llama", manager.families["llama"].tiny_configs()["yarn_rope_tuned"])
-    export(tmp_path / "first", tmp_path / "model.gguf", "gguf", "f32")
+    export(tmp_path / "first", tmp_path / "model.gguf", "f32")
     with pytest.raises(WeightError, match="not those of a Llama 3 scaling"):
-        export(tmp_path / "model.gguf", tmp_path / "second", "safetensors", "f32")
+        export(tmp_path / "model.gguf", tmp_path / "second", "f32")
 
 
 def test_generator_gives_transformers_greedy_text_alone_and_side_by_side(tmp_path):
@@ -98,9 +98,9 @@ def test_wider_files_hold_the_same_values(tmp_path):
     manager = get_manager()
     manager.load()
     parity = checkpoint(tmp_path / "first", "llama", manager.families["llama"].tiny_configs()["mha_tied"])
-    export(tmp_path / "first", tmp_path / "bf16", "safetensors", "bf16")
-    export(tmp_path / "bf16", tmp_path / "model.gguf", "gguf", "f32")
-    export(tmp_path / "model.gguf", tmp_path / "again", "safetensors", "bf16")
+    export(tmp_path / "first", tmp_path / "bf16", "bf16")
+    export(tmp_path / "bf16", tmp_path / "model.gguf", "f32")
+    export(tmp_path / "model.gguf", tmp_path / "again", "bf16")
     stores = [LoadedModel.open(tmp_path / name, [parity.loaded.family]).store for name in ("bf16", "again")]
     assert stores[0].names() == stores[1].names()
     for name in stores[0].names():

@@ -12,7 +12,7 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from surogate_core.model import LoadedModel
 from surogate_core.plugins.manager import get_manager
 from surogate_core.testing.parity import Parity, document_ranges, random_reference, relative_error
-from surogate_core.train.export import export
+from surogate_core.export import export
 from surogate_core.weights.tokenizer import Tokenizer
 
 VOCAB = 288
@@ -77,7 +77,7 @@ def variants(llama_cpp, tmp_path_factory):
     held = {}
     for name, config in changes.items():
         held[name] = checkpoint(scratch / name, {**config, "vocab_size": VOCAB})
-        export(scratch / name, scratch / f"{name}.gguf", "gguf", "f32")
+        export(scratch / name, scratch / f"{name}.gguf", "f32")
     replies = llama_cpp.ask([question(parity, scratch / f"{name}.gguf") for name, parity in held.items()], scratch)
     return {name: (parity, scratch / f"{name}.gguf", reply) for (name, parity), reply in zip(held.items(), replies)}
 
@@ -105,7 +105,7 @@ def test_quantised_exports_answer(llama_cpp, tmp_path):
     parity = checkpoint(tmp_path / "model", {"hidden_size": 256, "intermediate_size": 256, "tie_word_embeddings": True})
     paths = {dtype: tmp_path / f"{dtype}.gguf" for dtype in DTYPES}
     for dtype, path in paths.items():
-        export(tmp_path / "model", path, "gguf", dtype)
+        export(tmp_path / "model", path, dtype)
     replies = llama_cpp.ask([question(parity, path) for path in paths.values()], tmp_path)
     for (dtype, path), reply in zip(paths.items(), replies):
         ours = Parity(path, None, LoadedModel.open(path, [parity.loaded.family]), parity.batch)

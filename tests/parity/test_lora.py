@@ -12,7 +12,7 @@ from surogate_core.passes import LoraSpec
 from surogate_core.passes.lora import adapter_names
 from surogate_core.plugins.manager import get_manager
 from surogate_core.testing.parity import Parity, relative_error
-from surogate_core.train.export import merge
+from surogate_core.export import merge
 from surogate_core.weights.peft_adapter import Adapter, LoraPair, read_adapter, write_adapter
 
 torch = pytest.importorskip("torch", reason="compares with PEFT: pip install 'surogate-core[test]'")

@@ -10,10 +10,10 @@ import pytest
 
 from surogate_core.engine import Session
 from surogate_core.errors import ConfigError, TrainingError
+from surogate_core.export import open_installed
 from surogate_core.model import AppliedAdapter, FrozenWeights, LoadedModel, loss_program
 from surogate_core.passes.precision import RECIPES
 from surogate_core.train.evaluation import Evaluator
-from surogate_core.train.export import open_installed
 from surogate_core.train.prepare import prepare
 
 from . import runs
@@ -68,6 +68,8 @@ class TestResults:
         stored = tuned.names.load(tuned.store, "layers.0.attn.q.weight")
         assert stored.dtype == "f32" and np.array(stored.data).tobytes() == state["master/layers.0.attn.q.weight"]
         assert tuned.tokenizer().encode("fox") == open_installed(root / "model").tokenizer().encode("fox")
+        generation = json.loads((root / "out" / "model" / "generation_config.json").read_text())
+        assert generation["eos_token_id"] == tuned.tokenizer().token_id("<|im_end|>")  # else transformers never stops
 
     def test_from_scratch_on_text(self, root):
         (root / "text.txt").write_text("\n\n".join(runs.text_of(i, 30) for i in range(30)))
