@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from . import engine
+from .data.masks import encode_rendered
 from .data.template import load_template
 from .errors import DataError, SurogateError
 from .model import AppliedAdapter, FrozenWeights, LoadedModel, cached_program
@@ -141,23 +142,24 @@ class Generator:
         seed: int = 0, stream: Callable[[str], None] | None = None, tools: Sequence[dict[str, Any]] | None = None,
     ) -> str:
         """The assistant's answer to a conversation. DataError when the model has no chat template."""
-        prompt = self.tokenizer.encode(self._render(messages, tools))
+        prompt = self._prompt(messages, tools)
         return self._generate(prompt, max_new_tokens, temperature, top_p, seed, stream)
 
     def chat_many(self, conversations: Sequence[Sequence[dict[str, Any]]], max_new_tokens: int = 256) -> list[str]:
         """Greedy answers to many conversations, ``sequences`` of them at a time."""
-        prompts = [self.tokenizer.encode(self._render(messages, None)) for messages in conversations]
+        prompts = [self._prompt(messages, None) for messages in conversations]
         answers: list[str] = []
         for start in range(0, len(prompts), self.decoder.sequences):
             group = self._greedy_group(prompts[start:start + self.decoder.sequences], max_new_tokens)
             answers += [self.tokenizer.decode(ids) for ids in group]
         return answers
 
-    def _render(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None) -> str:
+    def _prompt(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None) -> list[int]:
+        """The conversation rendered and cut as training has it."""
         template = load_template(None, self.tokenizer)
         if template is None:
             raise DataError("the model has no chat template", "Use raw completion instead.")
-        return template.render(list(messages), tools, add_generation_prompt=True)
+        return encode_rendered(self.tokenizer, template.render(list(messages), tools, add_generation_prompt=True))[0]
 
     def _greedy_group(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> list[list[int]]:
         """Prompts one after another, then one token of every unfinished sequence a run."""
@@ -232,9 +234,8 @@ def installed_families() -> list[Any]:
     from .plugins.manager import get_manager
 
     manager = get_manager()
-    manager.load()
     manager.load_kernels()
-    return [family for _, family in manager.families.items()]
+    return manager.families.values()
 
 
 def _recipe(name: str) -> Any:

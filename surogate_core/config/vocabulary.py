@@ -32,7 +32,7 @@ Note = Callable[[str], None]
 
 DATASET_KEYS = ("datasets", "validation_datasets")
 KEYS = tuple(TrainConfig.model_fields)
-SPELLINGS = sorted({*KEYS, *RENAMED, *CONVERTED, *DECIDED, *REFUSED, "peft"})
+SPELLINGS = sorted({*KEYS, *RENAMED, *CONVERTED, *DECIDED, *REFUSED, *NESTED})
 
 
 @dataclass

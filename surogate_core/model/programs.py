@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from .. import engine
@@ -23,17 +23,15 @@ from .loaded import LoadedModel
 class TrainPlan:
     """A training program, the graph it came from, and what was decided on the way.
 
-    saved_bytes: activations kept from forward to backward, before and after recomputation. floor_bytes: the least the
-    activation arena could be.
+    saved_bytes: activations kept from forward to backward, before and after recomputation. resident_bytes: what the program
+    holds while it runs: arenas, scratch memory and weights.
     """
 
     graph: Graph
     program: Program
     bindings: Mapping[str, int]
-    saved_bytes: tuple[int, int] = (0, 0)
-    recomputed: int = 0
-    resident_bytes: int = 0
-    notes: list[str] = field(default_factory=list)
+    saved_bytes: tuple[int, int]
+    resident_bytes: int
 
 
 def fingerprint(*parts: Any) -> bytes:
@@ -49,8 +47,7 @@ def training_program(
     """Plans forward, backward and update. ``adapter`` None trains every parameter.
 
     memory_budget: bytes that the program may hold, weights included, when ``backend`` runs it with ``threads``; None for no
-    limit. Raises TrainingError, before
-    anything is allocated, when not even full recomputation fits it.
+    limit. Raises TrainingError, before anything is allocated, when not even full recomputation fits it.
     """
     def build(saved_budget: int | None) -> TrainPlan:
         graph = trace(model.dsl(), "loss", max_positions)
@@ -75,7 +72,7 @@ def training_program(
         program = emit(graph, options)
         planned = engine.plan(program.to_bytes(), backend, threads)
         resident = sum(planned["arenas"].values()) + planned["workspace"] + sum(planned["external"].values())
-        return TrainPlan(graph, program, bindings, (before, saved_bytes(graph, bindings)), resident_bytes=resident)
+        return TrainPlan(graph, program, bindings, (before, saved_bytes(graph, bindings)), resident)
 
     plan = build(None)
     if memory_budget is None or plan.resident_bytes <= memory_budget:

@@ -6,6 +6,7 @@ from collections import Counter
 from typing import Any
 
 from .. import engine
+from ..model.binding import IN_PLACE
 from .prepare import Prepared, checkpoint_bytes
 from .report import mib
 
@@ -53,32 +54,33 @@ def fast_paths(prepared: Prepared, planned: dict[str, Any]) -> list[tuple[str, b
     """(name, on, why) of everything that makes a run faster when it can be used."""
     graph, config = prepared.plan.graph, prepared.config
     ops = {i["op"] for i in planned["instructions"]}
-    recomputes = prepared.plan.saved_bytes[1] < prepared.plan.saved_bytes[0]
+    fused = not any(n.op == "add" for r in graph.ordered_regions() for n in r.nodes())
+    whole = prepared.plan.saved_bytes[1] == prepared.plan.saved_bytes[0]
+    copied = _copied(prepared)
     paths = [
         ("loss with its gradient in one sweep", "linear_cross_entropy_grad" in ops and "linear_cross_entropy" not in ops,
          "logits are never held whole, and are computed once a step"),
-        ("sums inside products", not any(n.op == "add" for r in graph.ordered_regions() for n in r.nodes()),
-         "residual and gradient sums are addends of the products that make them"
-         if not any(n.op == "add" for r in graph.ordered_regions() for n in r.nodes()) else "some sums have no product to join"),
-        ("nothing recomputed", not recomputes,
-         "all saved activations fit memory_budget" if not recomputes else "memory_budget is smaller than what would be saved"),
+        ("sums inside products", fused,
+         "residual and gradient sums are addends of the products that make them" if fused
+         else "some sums have no product to join"),
+        ("nothing recomputed", whole,
+         "all saved activations fit memory_budget" if whole else "memory_budget is smaller than what would be saved"),
         ("packing", config.sample_packing,
          f"bins are {prepared.loader.packing_efficiency:.0%} full" if config.sample_packing else "sample_packing is false"),
-        ("weights read in place", not _copied(prepared), _copied(prepared) or "no frozen matrix is copied or dequantised"),
+        ("weights read in place", not copied, copied or "no frozen matrix is copied or dequantised"),
     ]
     return paths + _kernel_paths(planned)
 
 
 def _copied(prepared: Prepared) -> str:
-    from ..model.binding import IN_PLACE
-
-    if prepared.model.store is None or prepared.adapter is None:
-        return "" if prepared.adapter is not None else "all weights are trained: masters are kept in fp32"
-    dtypes = Counter()
+    """Which frozen matrices are not read where their file is mapped; "" when all are."""
+    if prepared.adapter is None:
+        return "all weights are trained: masters are kept in fp32"
+    dtypes: Counter[str] = Counter()
     for name, value, _ in prepared.plan.graph.instances():
         if not value.trainable and len(value.shape) > 1:
             dtypes[prepared.weights.stored(name, tuple(value.shape)).dtype] += 1
-    copied = {d: n for d, n in dtypes.items() if d not in IN_PLACE and not (d == "f32" and prepared.recipe.compute == "f32")}
+    copied = {d: n for d, n in dtypes.items() if d not in IN_PLACE and d != prepared.recipe.compute}
     return ", ".join(f"{n} {d} matrices are copied as {prepared.recipe.compute}" for d, n in copied.items())
 
 

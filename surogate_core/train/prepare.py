@@ -52,8 +52,6 @@ def prepare(config: TrainConfig, mode: Mode) -> Prepared:
     """Allocates nothing large. Raises ConfigError, DataError, WeightError, PluginError or TrainingError."""
     manager = get_manager()
     manager.load(config.plugins)
-    for name in config.plugins or ():
-        manager.require(name)
     manager.load_kernels()
     backend = manager.backends[config.backend]
     reason = backend.unavailable()
@@ -93,9 +91,8 @@ def prepare(config: TrainConfig, mode: Mode) -> Prepared:
 
 
 def open_model(config: TrainConfig, manager: PluginManager) -> LoadedModel:
-    families = [family for _, family in manager.families.items()]
-    if config.family != "auto":
-        families = [manager.families[config.family]]
+    """What the config names, through the family it names or any. WeightError, or PluginError for an unknown family."""
+    families = manager.families.values() if config.family == "auto" else [manager.families[config.family]]
     if config.from_scratch and config.architecture is not None:
         return LoadedModel.from_architecture(config.architecture, families, config.family)
     model = LoadedModel.open(config.model, families, config.family)
@@ -193,9 +190,12 @@ def checkpoint_bytes(prepared: Prepared) -> int:
 
 
 def check_disk(prepared: Prepared) -> None:
-    """Refuses a run whose first checkpoint could not be written."""
+    """ConfigError for a run whose folder cannot be made, or whose first checkpoint could not be written."""
     folder = Path(prepared.config.output_dir)
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"output_dir {folder} cannot be made: {error.strerror or error}", "Choose another.") from error
     free, needed = shutil.disk_usage(folder).free, 2 * checkpoint_bytes(prepared)
     if free < needed:
         raise ConfigError(

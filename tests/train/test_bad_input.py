@@ -127,3 +127,9 @@ class TestModels:
         folder = runs.write_model(root / "small", vocab_size=200)
         with pytest.raises(DataError, match="vocab"):
             runs.run(runs.config(root, model=str(folder)))
+
+
+def test_an_output_folder_that_cannot_be_made(root):
+    (root / "taken").write_text("a file")
+    with pytest.raises(ConfigError, match="output_dir .*taken/out cannot be made"):
+        runs.run(runs.config(root, output_dir=str(root / "taken" / "out")))
