@@ -14,7 +14,7 @@ constexpr int64_t kMaxTokens = 8;
 constexpr int64_t kBlock = 32, kBlockWords = 16;  // values of a block, and words that hold them in fixed point
 constexpr int64_t kGroup = 4;         // rows whose scales are converted together and whose sums are reduced together
 constexpr int64_t kTaskRows = 128;    // the most rows of a task
-constexpr int64_t kAhead = 4096;      // bytes between what is multiplied and what is fetched
+constexpr int64_t kAhead = 8192;      // bytes between what is multiplied and what is fetched
 
 // Tokens as the products read them; arrays of one token follow those of another.
 struct Tokens {
