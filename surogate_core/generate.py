@@ -142,19 +142,19 @@ class Generator:
         seed: int = 0, stream: Callable[[str], None] | None = None, tools: Sequence[dict[str, Any]] | None = None,
     ) -> str:
         """The assistant's answer to a conversation. DataError when the model has no chat template."""
-        prompt = self._prompt(messages, tools)
+        prompt = self.prompt_tokens(messages, tools)
         return self._generate(prompt, max_new_tokens, temperature, top_p, seed, stream)
 
     def chat_many(self, conversations: Sequence[Sequence[dict[str, Any]]], max_new_tokens: int = 256) -> list[str]:
         """Greedy answers to many conversations, ``sequences`` of them at a time."""
-        prompts = [self._prompt(messages, None) for messages in conversations]
+        prompts = [self.prompt_tokens(messages, None) for messages in conversations]
         answers: list[str] = []
         for start in range(0, len(prompts), self.decoder.sequences):
             group = self._greedy_group(prompts[start:start + self.decoder.sequences], max_new_tokens)
             answers += [self.tokenizer.decode(ids) for ids in group]
         return answers
 
-    def _prompt(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None) -> list[int]:
+    def prompt_tokens(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None) -> list[int]:
         """The conversation rendered and cut as training has it."""
         template = load_template(None, self.tokenizer)
         if template is None:

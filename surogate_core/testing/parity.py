@@ -26,6 +26,7 @@ from ..generate import Decoder
 from ..model import FrozenWeights, LoadedModel, loss_program, training_program
 from ..passes import LoraSpec
 from ..passes.precision import RECIPES
+from ..plugins import get_manager
 from ..train.optimizers import AdamW
 from ..train.session import TrainSession
 from ..weights.export import write_hf
@@ -43,6 +44,13 @@ def _need(module: str) -> Any:
     import pytest
 
     return pytest.importorskip(module, reason=_WHY)
+
+
+def installed_family(name: str) -> Family:
+    """The family that a plugin registered under ``name``, with the kernels of plugins loaded."""
+    manager = get_manager()
+    manager.load_kernels()
+    return manager.families[name]
 
 
 def random_reference(config: Mapping[str, Any], seed: int = 0) -> Any:

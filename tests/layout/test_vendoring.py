@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import surogate_core
+from surogate_core.testing.tiny import write_byte_tokenizer
 
 CORE = Path(surogate_core.__file__).parent
 NAME = "acme._vendor.engine_core"
@@ -108,24 +109,9 @@ def vendor_family(root: Path) -> None:
         path.write_text(text.replace("from surogate_llama", "from acme._vendor.surogate_llama"), encoding="utf-8")
 
 
-def byte_tokenizer(folder: Path) -> None:
-    """A tokenizer of the 256 bytes and one end-of-text token, as a Hugging Face folder."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE({letter: i for i, letter in enumerate(alphabet)}, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(["<|end|>"])
-    folder.mkdir()
-    tokenizer.save(str(folder / "tokenizer.json"))
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|end|>"}
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-
-
 def test_the_copy_trains(vendored, tmp_path):
     vendor_family(vendored)
-    byte_tokenizer(tmp_path / "tokenizer")
+    write_byte_tokenizer(tmp_path / "tokenizer", ["<|end|>"], eos_token="<|end|>")
     (tmp_path / "text.jsonl").write_text((json.dumps({"text": "round and round " * 8}) + "\n") * 8)
     config = {
         "from_scratch": True,

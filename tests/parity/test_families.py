@@ -6,22 +6,18 @@ import numpy as np
 import pytest
 
 from surogate_core.plugins.manager import get_manager
-from surogate_core.testing.parity import Parity
+from surogate_core.testing.parity import Parity, installed_family
 from surogate_core.train.optimizers import AdamW
 
 
 def _cases() -> list[tuple[str, str]]:
-    manager = get_manager()
-    manager.load()
-    return [(name, variant) for name, family in manager.families.items() for variant in family.tiny_configs()]
+    return [(name, variant) for name, family in get_manager().families.items() for variant in family.tiny_configs()]
 
 
 @pytest.fixture(scope="module", params=_cases(), ids="-".join)
 def parity(request, tmp_path_factory) -> Parity:
     name, variant = request.param
-    manager = get_manager()
-    manager.load_kernels()
-    family = manager.families[name]
+    family = installed_family(name)
     return Parity.make(family, family.tiny_configs()[variant], tmp_path_factory.mktemp(variant), seed=1)
 
 

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 
 import numpy as np
 import pytest
-import tokenizers
 
 from surogate_core.errors import WeightError
+from surogate_core.export import export
 from surogate_core.generate import Generator
 from surogate_core.model import LoadedModel
-from surogate_core.plugins.manager import get_manager
-from surogate_core.testing.parity import Parity, relative_error
-from surogate_core.export import export
+from surogate_core.testing.parity import Parity, installed_family, relative_error
+from surogate_core.testing.tiny import write_byte_tokenizer
 
 torch = pytest.importorskip("torch", reason="compares with transformers: pip install 'surogate-core[test]'")
 transformers = pytest.importorskip("transformers", reason="compares with transformers: pip install 'surogate-core[test]'")
@@ -27,25 +25,14 @@ TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
 
 def checkpoint(folder, family: str, config) -> Parity:
     """A random checkpoint, and a tokenizer that has a byte for each of its first ids and one merge."""
-    manager = get_manager()
-    manager.load()
-    manager.load_kernels()
-    parity = Parity.make(manager.families[family], config, folder, seed=8)
-    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())[:config["vocab_size"] - 1]
-    vocab = {text: i for i, text in enumerate([*alphabet, "th"])}
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocab, [("t", "h")]))
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = tokenizers.decoders.ByteLevel()
-    tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
+    parity = Parity.make(installed_family(family), config, folder, seed=8)
+    write_byte_tokenizer(folder, num_bytes=config["vocab_size"] - 1, merges=[("t", "h")])
     (folder / "chat_template.jinja").write_text(TEMPLATE)
     return parity
 
 
 def cases():
-    manager = get_manager()
-    manager.load()
-    llama, mistral = (manager.families[name].tiny_configs() for name in ("llama", "mistral"))
+    llama, mistral = (installed_family(name).tiny_configs() for name in ("llama", "mistral"))
     louder = {**llama["yarn_rope"]["rope_parameters"], "attention_factor": 1.5}
     return {
         "biases": ("llama", {**llama["attention_bias"], "mlp_bias": True}),
@@ -69,18 +56,14 @@ def test_through_gguf_and_back_it_is_the_same_model_to_transformers(tmp_path, ca
 
 
 def test_what_config_json_cannot_say_is_refused_when_exporting(tmp_path):
-    manager = get_manager()
-    manager.load()
-    checkpoint(tmp_path / "first", "llama", manager.families["llama"].tiny_configs()["yarn_rope_tuned"])
+    checkpoint(tmp_path / "first", "llama", installed_family("llama").tiny_configs()["yarn_rope_tuned"])
     export(tmp_path / "first", tmp_path / "model.gguf", "f32")
     with pytest.raises(WeightError, match="not those of a Llama 3 scaling"):
         export(tmp_path / "model.gguf", tmp_path / "second", "f32")
 
 
 def test_generator_gives_transformers_greedy_text_alone_and_side_by_side(tmp_path):
-    manager = get_manager()
-    manager.load()
-    parity = checkpoint(tmp_path, "llama", manager.families["llama"].tiny_configs()["gqa"])
+    parity = checkpoint(tmp_path, "llama", installed_family("llama").tiny_configs()["gqa"])
     tokens = parity.batch.tokens.tolist()
     prompts = [tokens[0:13], tokens[14:38], tokens[38:44], tokens[3:4]]
     expected = [parity.reference_greedy(prompt, 12) for prompt in prompts]
@@ -95,9 +78,7 @@ def test_generator_gives_transformers_greedy_text_alone_and_side_by_side(tmp_pat
 
 def test_wider_files_hold_the_same_values(tmp_path):
     """bf16 to f32 GGUF to bf16 loses nothing."""
-    manager = get_manager()
-    manager.load()
-    parity = checkpoint(tmp_path / "first", "llama", manager.families["llama"].tiny_configs()["mha_tied"])
+    parity = checkpoint(tmp_path / "first", "llama", installed_family("llama").tiny_configs()["mha_tied"])
     export(tmp_path / "first", tmp_path / "bf16", "bf16")
     export(tmp_path / "bf16", tmp_path / "model.gguf", "f32")
     export(tmp_path / "model.gguf", tmp_path / "again", "bf16")

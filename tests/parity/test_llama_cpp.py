@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 
 import numpy as np
 import pytest
-import tokenizers
-from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
-from surogate_core.model import LoadedModel
-from surogate_core.plugins.manager import get_manager
-from surogate_core.testing.parity import Parity, document_ranges, random_reference, relative_error
 from surogate_core.export import export
+from surogate_core.model import LoadedModel
+from surogate_core.testing.parity import Parity, document_ranges, installed_family, random_reference, relative_error
+from surogate_core.testing.tiny import write_byte_tokenizer
 from surogate_core.weights.tokenizer import Tokenizer
 
 VOCAB = 288
@@ -23,32 +20,16 @@ LLAMA3 = {"head_dim": 32, "rope_parameters": {
     "original_max_position_embeddings": 8192}}  # fmt: skip
 DTYPES = {"f16": 2e-3, "bf16": 3e-2} | dict.fromkeys(("q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q4_k", "q5_k", "q6_k"), 0.12)
 """Format of the file -> how far llama.cpp's logits may be from ours: its products round activations to the weight's kind."""
+MERGES = [("t", "h"), ("th", "e"), ("Ġ", "the"), ("i", "n"), ("in", "g"), ("Ġ", "t"), ("e", "r"), ("Ċ", "Ċ")]
 TEXTS = ["the other thing", "  then\n\n\tin there's 1234 things!", "naïve café – 日本 😀", "<s>not the </s> start", ""]
 
 
-def byte_level_tokenizer(folder) -> None:
-    """A byte-level BPE of 256 bytes, a few merges and two special tokens; the embedding has rows to spare."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    merges = [("t", "h"), ("th", "e"), ("Ġ", "the"), ("i", "n"), ("in", "g"), ("Ġ", "t"), ("e", "r"), ("Ċ", "Ċ")]
-    vocab = {text: i for i, text in enumerate([*alphabet, *(a + b for a, b in merges)])}
-    tokenizer = tokenizers.Tokenizer(models.BPE(vocab, merges))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken("<s>", special=True), AddedToken("</s>", special=True)])
-    tokenizer.save(str(folder / "tokenizer.json"))
-    config = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>"}
-    (folder / "tokenizer_config.json").write_text(json.dumps(config))
-
-
 def checkpoint(folder, changes, family: str = "llama") -> Parity:
-    manager = get_manager()
-    manager.load()
-    manager.load_kernels()
-    chosen = manager.families[family]
+    chosen = installed_family(family)
     base = next(iter(chosen.tiny_configs().values()))
     reference = random_reference({**base, "vocab_size": VOCAB, **changes}, seed=3)
     reference.save_pretrained(folder)
-    byte_level_tokenizer(folder)
+    write_byte_tokenizer(folder, ["<s>", "</s>"], merges=MERGES, bos_token="<s>", eos_token="</s>")
     return Parity.of(chosen, reference, folder, seed=3)
 
 
@@ -70,9 +51,7 @@ def agree_until_a_tie(ours: list[int], theirs: list[int], gaps: list[float], tol
 def variants(llama_cpp, tmp_path_factory):
     """Every variant of Llama exported in f32, and llama.cpp's answers to all of them."""
     scratch = tmp_path_factory.mktemp("variants")
-    manager = get_manager()
-    manager.load()
-    changes = dict(manager.families["llama"].tiny_configs())
+    changes = dict(installed_family("llama").tiny_configs())
     changes["llama3_rope"] = {**changes["llama3_rope"], **LLAMA3}
     held = {}
     for name, config in changes.items():

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 
 import numpy as np
 import pytest
 
+from surogate_core.export import merge
 from surogate_core.model import AppliedAdapter, LoadedModel
 from surogate_core.passes import LoraSpec
 from surogate_core.passes.lora import adapter_names
-from surogate_core.plugins.manager import get_manager
-from surogate_core.testing.parity import Parity, relative_error
-from surogate_core.export import merge
+from surogate_core.testing.parity import Parity, installed_family, relative_error
+from surogate_core.testing.tiny import write_byte_tokenizer
 from surogate_core.weights.peft_adapter import Adapter, LoraPair, read_adapter, write_adapter
 
 torch = pytest.importorskip("torch", reason="compares with PEFT: pip install 'surogate-core[test]'")
@@ -23,10 +22,7 @@ ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_pro
 
 @pytest.fixture(scope="module")
 def parity(tmp_path_factory) -> Parity:
-    manager = get_manager()
-    manager.load()
-    manager.load_kernels()
-    family = manager.families["llama"]
+    family = installed_family("llama")
     return Parity.make(family, family.tiny_configs()["mlp_bias_tied"], tmp_path_factory.mktemp("base"), seed=2)
 
 
@@ -126,7 +122,7 @@ def test_gradients_of_a_and_b_are_those_of_peft(parity, tmp_path, use_rslora):
 def test_merged_weights_answer_as_the_adapter_does(parity, tmp_path):
     model = in_peft(parity, rank_pattern={"q_proj": 2})
     model.save_pretrained(tmp_path / "adapter")
-    tiny_tokenizer(parity.folder, parity.loaded.hyperparameters.vocab_size)
+    write_byte_tokenizer(parity.folder, num_bytes=parity.loaded.hyperparameters.vocab_size)
     report = merge(parity.folder, tmp_path / "adapter", tmp_path / "merged", "f32")
     assert report.num_pairs == 14 and report.changed > 0.99 * report.total
     merged = LoadedModel.open(tmp_path / "merged", [parity.loaded.family])
@@ -135,15 +131,6 @@ def test_merged_weights_answer_as_the_adapter_does(parity, tmp_path):
     theirs = model.merge_and_unload().state_dict()
     for name in merged.store.names():
         np.testing.assert_allclose(merged.store.get(name).to_f32(), theirs[name].numpy(), rtol=2e-6, atol=1e-7, err_msg=name)
-
-
-def tiny_tokenizer(folder, vocab_size: int) -> None:
-    import tokenizers
-
-    vocab = {chr(0x4E00 + i): i for i in range(vocab_size)}
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocab, []))
-    tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
 
 
 def test_dropout_repeats_and_keeps_the_mean(parity):

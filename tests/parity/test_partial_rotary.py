@@ -6,8 +6,7 @@ import json
 
 import pytest
 
-from surogate_core.plugins.manager import get_manager
-from surogate_core.testing.parity import Parity, random_reference
+from surogate_core.testing.parity import Parity, installed_family, random_reference
 
 transformers = pytest.importorskip("transformers", reason="compares with transformers: pip install 'surogate-core[test]'")
 
@@ -17,10 +16,7 @@ def parity(tmp_path, monkeypatch) -> Parity:
     from transformers.models.llama import modeling_llama
     from transformers.models.phi3 import modeling_phi3
 
-    manager = get_manager()
-    manager.load()
-    manager.load_kernels()
-    family = manager.families["llama"]
+    family = installed_family("llama")
     config = family.tiny_configs()["gqa"]
     reference = random_reference(config, seed=6)
     reference.save_pretrained(tmp_path)

@@ -12,8 +12,7 @@ import pytest
 from surogate_core.model import LoadedModel
 from surogate_core.passes import LoraSpec
 from surogate_core.passes.lora import adapter_names
-from surogate_core.plugins.manager import get_manager
-from surogate_core.testing.parity import Parity, relative_error
+from surogate_core.testing.parity import Parity, installed_family, relative_error
 from surogate_core.weights.export import write_gguf
 
 torch = pytest.importorskip("torch", reason="compares with torch: pip install 'surogate-core[test]'")
@@ -25,10 +24,7 @@ FORMATS = ["f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k", "q5_k"
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory) -> Parity:
-    manager = get_manager()
-    manager.load()
-    manager.load_kernels()
-    family = manager.families["llama"]
+    family = installed_family("llama")
     return Parity.make(family, {**family.tiny_configs()["gqa"], **CONFIG}, tmp_path_factory.mktemp("original"), seed=4)
 
 

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 from surogate_core.engine import default_threads
-from surogate_core.generate import Decoder
+from surogate_core.generate import Decoder, installed_families
 from surogate_core.model import FrozenWeights, LoadedModel
 from surogate_core.passes.precision import RECIPES
-from surogate_core.plugins.manager import get_manager
 from surogate_core.weights.default_model import find_default_model
 
 FP32_TOLERANCE = 5e-4
@@ -30,10 +29,7 @@ def path():
 
 @pytest.fixture(scope="module")
 def model(path) -> LoadedModel:
-    manager = get_manager()
-    manager.load()
-    manager.load_kernels()
-    return LoadedModel.open(path, [family for _, family in manager.families.items()])
+    return LoadedModel.open(path, installed_families())
 
 
 @pytest.fixture(scope="module")

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import tokenizers
 from rich.console import Console
 from surogate_llama.family import LlamaFamily
 
 from surogate_core.config import TrainConfig
 from surogate_core.model import initial_values
+from surogate_core.testing.tiny import write_byte_tokenizer
 from surogate_core.train.prepare import Prepared, prepare
 from surogate_core.train.run import run_training
 from surogate_core.train.session import TrainSession
@@ -36,17 +36,7 @@ WORDS = "the quick brown fox jumps over a lazy dog while seven old owls watch fr
 
 def write_tokenizer(folder: Path) -> Path:
     """Bytes, and the special tokens of ChatML."""
-    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
-    inner = tokenizers.Tokenizer(tokenizers.models.BPE({c: i for i, c in enumerate(alphabet)}, []))
-    inner.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    inner.decoder = tokenizers.decoders.ByteLevel()
-    inner.add_special_tokens(SPECIAL)
-    folder.mkdir(parents=True, exist_ok=True)
-    inner.save(str(folder / "tokenizer.json"))
-    settings = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>", "chat_template": TEMPLATE,
-                "tokenizer_class": "PreTrainedTokenizerFast"}
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    return folder
+    return write_byte_tokenizer(folder, SPECIAL, eos_token="<|im_end|>", pad_token="<|endoftext|>", chat_template=TEMPLATE)
 
 
 def write_model(folder: Path, dtype: str = "bf16", scale: float = 4.0, **changes: Any) -> Path:

@@ -7,10 +7,13 @@ import json
 
 import numpy as np
 import pytest
+import tokenizers
 
+from surogate_core.data import Encoder, Example, load_template
 from surogate_core.engine import Session
 from surogate_core.errors import ConfigError, TrainingError
 from surogate_core.export import open_installed
+from surogate_core.generate import Generator
 from surogate_core.model import AppliedAdapter, FrozenWeights, LoadedModel, loss_program
 from surogate_core.passes.precision import RECIPES
 from surogate_core.train.evaluation import Evaluator
@@ -70,6 +73,23 @@ class TestResults:
         assert tuned.tokenizer().encode("fox") == open_installed(root / "model").tokenizer().encode("fox")
         generation = json.loads((root / "out" / "model" / "generation_config.json").read_text())
         assert generation["eos_token_id"] == tuned.tokenizer().token_id("<|im_end|>")  # else transformers never stops
+
+    def test_a_prompt_is_the_beginning_of_what_was_trained_on(self, root):
+        """Where the tokenizer begins a text with a token and the template does not, both put it there, once."""
+        path = root / "model" / "tokenizer.json"
+        inner = tokenizers.Tokenizer.from_file(str(path))
+        start = inner.token_to_id("<|endoftext|>")
+        inner.post_processor = tokenizers.processors.TemplateProcessing(
+            single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", start)])
+        inner.save(str(path))
+        config = path.with_name("tokenizer_config.json")
+        config.write_text(json.dumps({**json.loads(config.read_text()), "bos_token": "<|endoftext|>"}))
+        generator = Generator(root / "model", recipe="fp32", threads=1, context=64)
+        messages = [{"role": "user", "content": "fox"}, {"role": "assistant", "content": "dog"}]
+        template = load_template(None, generator.tokenizer)
+        trained = Encoder(generator.tokenizer, template).encode(Example(messages=messages)).ids.tolist()
+        prompt = generator.prompt_tokens(messages[:1], None)
+        assert prompt == trained[:len(prompt)] and prompt.count(start) == 1 and prompt[0] == start
 
     def test_from_scratch_on_text(self, root):
         (root / "text.txt").write_text("\n\n".join(runs.text_of(i, 30) for i in range(30)))

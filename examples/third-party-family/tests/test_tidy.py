@@ -15,6 +15,7 @@ from surogate_core.errors import WeightError
 from surogate_core.ops import conformance, get
 from surogate_core.ops.gradient_check import check_gradient
 from surogate_core.plugins import get_manager
+from surogate_core.testing.tiny import write_byte_tokenizer
 
 CONFIG = {
     "architectures": ["TidyForCausalLM"],
@@ -76,23 +77,8 @@ def test_a_config_is_read_whole_or_refused(manager):
         family.from_hf({key: value for key, value in CONFIG.items() if key != "hidden_size"})
 
 
-def byte_tokenizer(folder: Path) -> None:
-    """A tokenizer of the 256 bytes and one end-of-text token, as a Hugging Face folder."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE({letter: i for i, letter in enumerate(alphabet)}, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(["<|end|>"])
-    folder.mkdir()
-    tokenizer.save(str(folder / "tokenizer.json"))
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|end|>"}
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-
-
 def test_a_tiny_model_trains_from_a_config_file(tmp_path):
-    byte_tokenizer(tmp_path / "tokenizer")
+    write_byte_tokenizer(tmp_path / "tokenizer", ["<|end|>"], eos_token="<|end|>")
     rows = [json.dumps({"text": SENTENCE * 4}) for _ in range(40)]
     (tmp_path / "text.jsonl").write_text("\n".join(rows) + "\n", encoding="utf-8")
     config = {
