@@ -1,8 +1,8 @@
 """The op record: everything the toolkit knows about one operation, in one declarative object.
 
 A record names its operands and attributes, infers output types, gives the gradient rule, a numpy reference in float64,
-the tolerance a kernel is held to, and samples to test it on. The conformance and gradient tests, the documentation table
-and the verifier are all driven by these records, so an op that is registered is tested without writing a test.
+the tolerance a kernel is held to, and samples to test it on. Conformance and gradient tests, the table of docs/ops.md and the
+spec of graphs are driven by these records, so an op that is registered is tested without writing a test.
 """
 
 from __future__ import annotations
