@@ -21,7 +21,6 @@ from .console import output_console
 State = Literal["ok", "note", "bad"]
 
 _DEPENDENCIES = ("numpy", "pydantic", "tokenizers", "safetensors", "gguf", "jinja2")
-_ONEDNN = "onednn-cpu-gomp"
 _MARKS: dict[State, tuple[str, str]] = {"ok": ("ok", "green"), "note": ("--", "yellow"), "bad": ("!!", "bold red")}
 _SMALL_DISK = 5 * 2**30
 
@@ -93,17 +92,12 @@ def _library(library: dict[str, Any]) -> Finding:
 
 
 def _onednn() -> list[Finding]:
-    import importlib_metadata
+    from ..engine import onednn
 
-    try:
-        distribution = importlib_metadata.distribution(_ONEDNN)
-    except importlib_metadata.PackageNotFoundError:
-        return [Finding("oneDNN", f"not installed: pip install {_ONEDNN}", "bad")]
-    files = [Path(str(file.locate())) for file in distribution.files or () if file.name.startswith("libdnnl.so")]
-    existing = [file for file in files if file.exists()]
-    if not existing:
-        return [Finding("oneDNN", f"{_ONEDNN} {distribution.version} is installed without libdnnl.so", "bad")]
-    return [Finding("oneDNN", f"{distribution.version}, {existing[0].resolve()}")]
+    problem = onednn.preload()
+    if problem is not None:
+        return [Finding("oneDNN", problem, "bad")]
+    return [Finding("oneDNN", str(onednn.find() or f"{onednn.LIBRARY}, found by the system's loader"))]
 
 
 def _gpu() -> list[Finding]:

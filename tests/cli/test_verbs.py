@@ -240,16 +240,17 @@ def test_doctor_goes_on_where_a_check_fails(run, healthy, monkeypatch):
 
 
 def test_doctor_finds_onednn(monkeypatch):
-    import importlib_metadata
+    from surogate_core.engine import onednn
 
     (finding,) = doctor_module._onednn()
     assert finding.state == "ok" and "libdnnl.so" in finding.found
-
-    def missing(name: str) -> None:
-        raise importlib_metadata.PackageNotFoundError(name)
-
-    monkeypatch.setattr(importlib_metadata, "distribution", missing)
-    assert doctor_module._onednn()[0].state == "bad"
+    monkeypatch.setattr(onednn, "preload", onednn.preload.__wrapped__)
+    monkeypatch.setattr(onednn, "find", lambda: None)
+    monkeypatch.setattr(onednn, "LIBRARY", "libdnnl.so.none")
+    (finding,) = doctor_module._onednn()
+    assert finding.state == "bad" and "onednn-cpu-gomp is not installed" in finding.found
+    monkeypatch.setattr(onednn, "find", lambda: Path(__file__))
+    assert doctor_module._onednn()[0].state == "bad", "a file that is there and does not open"
 
 
 CHAT = [
