@@ -221,11 +221,6 @@ class TrainConfig(RunKeys, EngineKeys, OptimizerKeys, LoraKeys, BatchKeys, DataK
         """Whether there is anything to evaluate on."""
         return bool(self.validation_datasets) or self.validation_split > 0
 
-    @property
-    def lora_scale(self) -> float:
-        """Factor on the adapters' output: alpha / rank, or alpha / sqrt(rank) with rsLoRA."""
-        return self.lora_alpha / (math.sqrt(self.lora_rank) if self.use_rslora else self.lora_rank)
-
     def warmup(self, total_steps: int) -> int:
         """Warm-up steps of a run of `total_steps`."""
         return self.warmup_steps or math.ceil(self.warmup_ratio * total_steps)

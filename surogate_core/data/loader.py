@@ -74,12 +74,12 @@ class Loader:
     """Yields steps, epoch after epoch, without end; the last step of an epoch may hold fewer micro-batches.
 
     sample_packing: False gives every document a bin of its own. shuffle: False keeps the order of the data set (for
-    evaluation). max_documents: at least so many ranges per micro-batch, to share one program with another loader.
+    evaluation). The attribute `max_documents` is the most ranges that a micro-batch has.
     """
 
     def __init__(self, dataset: TokenDataset, *, sequence_len: int, per_device_train_batch_size: int = 1,
                  gradient_accumulation_steps: int = 1, sample_packing: bool = True, seed: int = 0,
-                 shuffle: bool = True, pad_token_id: int | None = None, max_documents: int = 0) -> None:
+                 shuffle: bool = True, pad_token_id: int | None = None) -> None:
         sizes = {"sequence_len": sequence_len, "per_device_train_batch_size": per_device_train_batch_size,
                  "gradient_accumulation_steps": gradient_accumulation_steps}
         for name, value in sizes.items():
@@ -98,8 +98,7 @@ class Loader:
             raise DataError(f"{dataset.rows[at]}: {int(lengths[at])} tokens, more than sequence_len {sequence_len}")
         self._bins = pack(lengths, sequence_len, seed, shuffle) if sample_packing else one_each(lengths, sequence_len)
         fullest = sorted((self._ranges(index) for index in range(len(self._bins))), reverse=True)[:self.batch_size]
-        needed = sum(fullest) + max(0, self.batch_size - len(fullest))
-        self.max_documents = max(needed, max_documents)
+        self.max_documents = sum(fullest) + max(0, self.batch_size - len(fullest))
         self._epoch = self._micro_batch = 0
         self._order_of: tuple[int, np.ndarray] | None = None
         self._fingerprint = dataset.fingerprint()
@@ -107,10 +106,6 @@ class Loader:
     def _ranges(self, index: int) -> int:
         used = sum(int(self.dataset.lengths[i]) for i in self._bins[index])
         return len(self._bins[index]) + (used < self.sequence_len)
-
-    @property
-    def num_bins(self) -> int:
-        return len(self._bins)
 
     @property
     def micro_batches_per_epoch(self) -> int:

@@ -86,6 +86,3 @@ class Tensor:
         if tuple(shape) == self.shape:
             return self
         return Tensor(self.context, self.context.builder.view(self.value, shape))
-
-    def scale(self, factor: float) -> Tensor:
-        return self if factor == 1.0 else self.context.op("scale", self, factor=factor)

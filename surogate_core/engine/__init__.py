@@ -9,7 +9,7 @@ from __future__ import annotations
 from ..errors import EngineError
 from .library import cpu_features, kernels, libraries, load, load_library, register_library
 from .ops import run_op
-from .session import Session, default_threads, plan, workspace_bytes
+from .session import Session, default_threads, plan
 
 __all__ = [
     "EngineError",
@@ -23,5 +23,4 @@ __all__ = [
     "plan",
     "register_library",
     "run_op",
-    "workspace_bytes",
 ]

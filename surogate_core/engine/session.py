@@ -76,8 +76,3 @@ def plan(program: Any, backend: str = "cpu", threads: int | None = None) -> dict
     """
     session = load().open_session(program, backend, threads or default_threads(), True)
     return {"instructions": session.explain(), **session.memory()}
-
-
-def workspace_bytes(program: Any, backend: str = "cpu", threads: int | None = None) -> int:
-    """Bytes of scratch memory that the kernels of this program need, the largest over its instructions."""
-    return load().open_session(program, backend, threads or default_threads(), True).memory()["workspace"]

@@ -13,7 +13,7 @@ Where values live:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from .. import ops
@@ -34,13 +34,12 @@ Key = tuple[Value, "int | None"]
 @dataclass(frozen=True)
 class EmitOptions:
     """bindings: symbolic dimension -> length. compute: dtype of trained matrices' copies. param_dtypes: stored dtype of
-    each frozen parameter by full name. kernels: op -> name of the kernel to use instead of the best. optimizer: what
-    emits the update (None for a program that only runs forward). fingerprint: SHA-256 of what determines the program."""
+    each frozen parameter by full name. optimizer: what emits the update (None for a program that only runs forward).
+    fingerprint: SHA-256 of what determines the program."""
 
     bindings: Mapping[str, int]
     compute: str
     param_dtypes: Mapping[str, str]
-    kernels: Mapping[str, str] = field(default_factory=dict)
     optimizer: Any = None
     fingerprint: bytes = bytes(32)
 
@@ -247,9 +246,7 @@ class Emitter:
 
     def _entry(self, name: str, instructions: list[Instruction]) -> None:
         self.program.entries.append(Entry(name, len(self.program.instructions), len(instructions)))
-        self.program.instructions += [
-            Instruction(i.op, i.inputs, i.outputs, i.attrs, self.options.kernels.get(i.op, i.kernel)) for i in instructions
-        ]
+        self.program.instructions += instructions
 
     def _instruction(self, call: _Call) -> Instruction:
         inputs = self._shaped(call.node.inputs, call.inputs)

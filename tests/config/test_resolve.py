@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from pathlib import Path
 
@@ -345,13 +344,11 @@ def test_chat_templates(workshop):
         workshop.read(base + "chat_template: nix.jinja")
 
 
-def test_intervals_and_scales():
+def test_intervals():
     config = TrainConfig(model="m", datasets="a.jsonl", eval_steps=0, save_steps=0.25, warmup_ratio=0.1)
     assert (config.eval_interval(10), config.save_interval(10), config.warmup(15)) == (0, 3, 2)
     assert config.model_copy(update={"save_steps": 7}).save_interval(10) == 7
     assert config.model_copy(update={"warmup_steps": 4}).warmup(15) == 4
-    assert config.lora_scale == 2.0
-    assert math.isclose(config.model_copy(update={"use_rslora": True}).lora_scale, 8.0)
 
 
 def test_a_configuration_is_frozen():

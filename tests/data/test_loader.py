@@ -185,10 +185,6 @@ def test_evaluating_leaves_the_training_place_alone():
     assert sum(1 for _ in loading.epoch(3)) == loading.steps_per_epoch and loading.state_dict() == before
 
 
-def test_max_documents_can_be_shared_by_two_loaders():
-    assert loader(many(), max_documents=50).next_step()[0].doc_starts.shape == (51,)
-
-
 def test_what_cannot_be_loaded_is_said():
     with pytest.raises(DataError, match=r"f:1: 12 tokens, more than sequence_len 10"):
         loader(dataset([list(range(12))]))

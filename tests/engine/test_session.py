@@ -67,7 +67,7 @@ def test_workspace_is_shared_and_large_enough(fake):
         y = draft.tensor(f"y{i}", draft.storage(f"y{i}", arena, 1024 * i + 512, 4 * n), [n])
         draft.instruction("fake_scratch", [x], [y])
     draft.entry("step")
-    assert engine.workspace_bytes(draft.to_bytes(), threads=1) == 400
+    assert engine.plan(draft.to_bytes(), threads=1)["workspace"] == 400
     session = Session(draft.to_bytes(), threads=1)
     session.tensor("x1")[:] = np.arange(100)
     session.run("step")
