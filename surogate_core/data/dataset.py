@@ -17,7 +17,6 @@ from .masks import Encoded, Encoder
 from .sources import BadRow, BadRows, Row, read_rows
 
 OVERLONG = ("drop", "truncate", "split", "error")
-_WORRYING_SHARE = 0.3
 
 
 @dataclass
@@ -180,7 +179,8 @@ def _build_one(spec: Any, name: str, encoder: Encoder, sequence_len: int, overlo
     joined = _join(documents)
     ledger.tokens_trained = joined.num_targets
     ledger.tokens_masked = len(joined.tokens) - ledger.tokens_trained
-    return replace(joined, ledgers={name: ledger}, warnings=_warnings(spec, ledger, sequence_len))
+    warnings = _warnings(spec, ledger, sequence_len, overlong, bad_rows.quarantine)
+    return replace(joined, ledgers={name: ledger}, warnings=warnings)
 
 
 def _documents_of(row: Row, name: str, encoded: Encoded, sequence_len: int, overlong: str,
@@ -228,14 +228,19 @@ def _resample(documents: Sequence[_Document], spec: Any, seed: int) -> tuple[lis
     return order, sum(len(documents[i].tokens) for i in order) - before
 
 
-def _warnings(spec: Any, ledger: Ledger, sequence_len: int) -> list[str]:
+def _warnings(spec: Any, ledger: Ledger, sequence_len: int, overlong: str, quarantine: Path | None) -> list[str]:
+    """A line for every reason why rows are not trained on as they stand in the file."""
     out = []
     if ledger.rows_bad:
-        out.append(f"{spec.path}: {ledger.rows_bad} of {ledger.rows_read} rows are bad and were set aside")
-    if ledger.rows_unsupervised > _WORRYING_SHARE * max(ledger.rows_read, 1):
-        cause = f"; {ledger.rows_overlong} rows exceed sequence_len {sequence_len}" if ledger.rows_overlong else ""
-        count = f"{ledger.rows_unsupervised} of {ledger.rows_read}"
-        out.append(f"{spec.path}: {count} rows have no supervised token{cause}")
+        out.append(f"{spec.path}: {ledger.rows_bad} of {ledger.rows_read} rows are bad and were set aside in {quarantine}")
+    if ledger.rows_unsupervised:
+        out.append(f"{spec.path}: {ledger.rows_unsupervised} of {ledger.rows_read} rows have no supervised token "
+                   "and are left out")
+    if ledger.rows_overlong:
+        fate = {"drop": "are dropped", "truncate": "are cut there", "split": "are split"}[overlong]
+        lost = ledger.tokens_truncated + ledger.tokens_dropped
+        out.append(f"{spec.path}: {ledger.rows_overlong} of {ledger.rows_read} rows have more than sequence_len "
+                   f"{sequence_len} tokens and {fate}; {lost:,} of {ledger.tokens_read:,} tokens are left out")
     return out
 
 

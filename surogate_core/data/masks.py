@@ -201,11 +201,16 @@ def explain_mask(encoded: Encoded, tokenizer: TokenizerLike) -> list[tuple[str, 
 
 
 def print_mask(console: Any, encoded: Encoded, tokenizer: TokenizerLike) -> None:
-    """Prints the row on a rich console: what is trained on in green, the rest dim, and the counts."""
+    """Prints the row on a rich console: what is trained on in green, the rest dim, and the counts. Where there are no
+    colours, in a file or a pipe, what is trained on stands between ⟦ and ⟧."""
     from rich.text import Text
 
     line = Text()
-    for piece, on in explain_mask(encoded, tokenizer):
+    inside = False
+    for piece, on in [*explain_mask(encoded, tokenizer), ("", False)]:
+        if on != inside and not console.color_system:
+            line.append("⟦" if on else "⟧")
+        inside = on
         line.append(piece, style="bold green" if on else "dim")
     console.print(line)
     console.print(Text(f"{encoded.num_supervised} of {len(encoded.ids)} tokens are trained on", style="italic"))

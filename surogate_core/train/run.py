@@ -42,8 +42,9 @@ def run_training(config: TrainConfig, mode: Mode, console: Any) -> RunResult:
         trainer.resume(found)
     dump_resolved(config, folder / CONFIG_FILE)
     console.print(banner(prepared, session, trainer.step))
-    for warning in prepared.loader.dataset.warnings:
-        console.print(warning, style="yellow")
+    for loader in (prepared.loader, *prepared.evaluations.values()):
+        for warning in loader.dataset.warnings:
+            console.print(warning, style="yellow")
     result = trainer.run()
     written = save_result(prepared, session, folder)
     history = _whole_history(folder)

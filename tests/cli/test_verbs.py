@@ -287,7 +287,7 @@ def test_data_inspect(run, config_file, monkeypatch):
     data.write_text("".join(json.dumps(row) + "\n" for row in CHAT) + '{"messages": [\n')
     shown = run("data", "inspect", config_file, "--rows", 1)
     assert shown.exit_code == 0, shown.output
-    assert "<user>Say 1</><assistant>one</>" in shown.stdout and "two two" not in shown.stdout
+    assert "<user>Say 1</><assistant>⟦one</>⟧" in shown.stdout and "two two" not in shown.stdout
     assert f"{data}:3: " in shown.stdout.replace("\n", "")
     assert "3 rows read, 1 bad, 0 without a token that carries loss\n" in shown.stdout
     assert "66 tokens, 16 of them carry loss (24.2%)" in shown.stdout
@@ -299,4 +299,4 @@ def test_a_plugin_that_the_configuration_names_and_lacks(run, config_file, stand
 
     stand_in("train.run", run_training=fail)
     shown = run("sft", config_file, "--set", "plugins=[x]")
-    assert shown.exit_code == 1 and "plugin 'x' is not installed" in shown.stderr
+    assert shown.exit_code == 2 and "plugin 'x' is not installed" in shown.stderr

@@ -69,10 +69,18 @@ def test_rows_without_a_supervised_token_are_counted(encoder, jsonl):
         build_dataset([jsonl([silent, silent])], encoder, 100)
 
 
+@pytest.mark.parametrize(("overlong", "fate"), [("drop", "dropped"), ("truncate", "cut there"), ("split", "split")])
+def test_one_overlong_row_among_many_is_told(encoder, jsonl, overlong, fate):
+    spec = jsonl([*[chat("one")] * 20, chat("hello " * 60)])
+    data = build_dataset([spec], encoder, 60, overlong)
+    assert any(f"1 of 21 rows have more than sequence_len 60 tokens and are {fate};" in line for line in data.warnings)
+
+
 def test_truncation_that_cuts_all_answers_names_the_length(encoder, jsonl):
     spec = jsonl([chat("one", "hello " * 50), chat("one")])
     data = build_dataset([spec], encoder, 60, "truncate")
-    assert len(data) == 1 and "1 rows exceed sequence_len 60" in data.warnings[0]
+    assert len(data) == 1 and "1 of 2 rows have no supervised token" in data.warnings[0]
+    assert "1 of 2 rows have more than sequence_len 60 tokens and are cut there" in data.warnings[1]
     assert data.ledgers[spec.path].balances
 
 

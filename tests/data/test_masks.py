@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import pytest
@@ -246,7 +247,15 @@ def test_print_mask_shows_text_with_brackets(tokenizer):
 
     console = Console(width=200, record=True)
     print_mask(console, encode(tokenizer, TEMPLATES["chatml"], [(U, "[red]a"), (A, "[/b] ok")]), tokenizer)
-    assert "[/b] ok<|im_end|>" in console.export_text()
+    assert "⟦[/b] ok<|im_end|>⟧" in console.export_text()
+
+
+def test_print_mask_needs_no_brackets_where_there_are_colours(tokenizer):
+    from rich.console import Console
+
+    console = Console(width=200, record=True, force_terminal=True, color_system="standard", file=io.StringIO())
+    print_mask(console, encode(tokenizer, TEMPLATES["chatml"], [(U, "hi"), (A, "ok")]), tokenizer)
+    assert "⟦" not in console.export_text()
 
 
 WORDS = st.text(st.sampled_from("ab é\n<>|{}%日😀"), min_size=1, max_size=12).filter(str.strip)

@@ -75,7 +75,7 @@ class TestRows:
         screen = runs.console()
         result = runs.run(runs.config(root, bad_rows="quarantine"), screen=screen)
         assert result.status == "completed"
-        assert "2 of 5 rows are bad and were set aside" in runs.shown(screen)
+        assert "2 of 5 rows are bad and were set aside in" in runs.shown(screen) and "bad_rows.jsonl" in runs.shown(screen)
         held = [json.loads(line) for line in (root / "out" / "bad_rows.jsonl").read_text().splitlines()]
         assert [row["where"].rsplit(":", 1)[1] for row in held] == ["2", "3"]
 
