@@ -9,7 +9,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from ..errors import ConfigError, SurogateError
+from ..errors import ConfigError, PluginError, SurogateError
 from .console import error_console
 
 # Typer does not export the class that all its usage errors derive from.
@@ -40,7 +40,8 @@ class SurogateGroup(TyperGroup):
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
-        """Runs the verb. `ConfigError` ends with 2, other errors with 1, Ctrl-C with 130."""
+        """Runs the verb. What the user asked for and cannot have (`ConfigError`, `PluginError`) ends with 2, other errors
+        with 1, Ctrl-C with 130."""
         debug = bool(ctx.params.get("debug"))
         try:
             return super().invoke(ctx)
@@ -51,7 +52,7 @@ class SurogateGroup(TyperGroup):
             raise typer.Exit(130) from None
         except SurogateError as error:
             self._report(error, debug)
-            raise typer.Exit(2 if isinstance(error, ConfigError) else 1) from None
+            raise typer.Exit(2 if isinstance(error, (ConfigError, PluginError)) else 1) from None
         except Exception as error:
             self._report_unexpected(error, debug)
             raise typer.Exit(1) from None
@@ -73,6 +74,9 @@ class SurogateGroup(TyperGroup):
             return
         console = error_console()
         console.print("error:", style="bold red", end=" ")
+        if isinstance(error, OSError) and error.filename is not None and error.strerror:
+            console.print(f"{error.filename}: {error.strerror}")  # the system says what is wrong, and with which file
+            return
         console.print(f"{type(error).__name__}: {error}")
         console.print("This is not an error that Surogate expects. Run the command again with --debug.", style="cyan")
 

@@ -14,7 +14,7 @@ import typer
 
 import surogate_core
 from surogate_core.cli import group
-from surogate_core.errors import ConfigError, DataError, EngineError
+from surogate_core.errors import ConfigError, DataError, EngineError, PluginError
 
 VERBS = ["sft", "pt", "merge", "export", "generate", "explain", "plugins", "doctor", "fetch-default-model", "data"]
 
@@ -57,6 +57,8 @@ def test_bad_configuration_ends_with_2_and_no_traceback(run, config_file):
         (EngineError("op x"), 1, "error: op x\n"),
         (ValueError("oops"), 1, "error: ValueError: oops\nThis is not an error that Surogate expects."),
         (OSError(28, "No space left on device"), 1, "error: OSError: [Errno 28] No space left on device\n"),
+        (PermissionError(13, "Permission denied", "out/x"), 1, "error: out/x: Permission denied\n"),
+        (PluginError("no recipe is named x"), 2, "error: no recipe is named x\n"),
         (MemoryError(), 1, "error: MemoryError"),
         (KeyboardInterrupt(), 130, "interrupted\n"),
     ],
