@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 
@@ -99,3 +101,29 @@ def test_onednn_is_found_where_its_distribution_lists_it():
     assert onednn.preload() is None
     assert onednn.find().name.startswith("libdnnl")
     assert "onednn" in names("linear")
+
+
+ADAPTER_KERNELS = [(op, name) for op in ("linear", "linear_input_grad") for name in names(op) if not name.endswith("_few")]
+
+
+@pytest.mark.parametrize("op, kernel", ADAPTER_KERNELS)
+def test_a_factor_and_an_addend_are_no_reason_to_be_slow(op, kernel):
+    """What an adapter adds: alpha * x @ B + addend over a short inner length. A library may fall back to plain loops."""
+    rng = np.random.default_rng(5)
+    tokens, rows, width = 256, 192, 16
+    x = rng.standard_normal((tokens, width if op == "linear" else rows)).astype(np.float32)
+    w = rng.standard_normal((rows, width)).astype(np.float32)
+    if "amx" in kernel or "bf16" in kernel:
+        x, w = (f32_to_bf16(x), "bf16", x.shape), (f32_to_bf16(w), "bf16", w.shape)
+    result = np.zeros((tokens, rows if op == "linear" else width), np.float32)
+
+    def seconds(alpha: float, addend: np.ndarray | None) -> float:
+        inputs = [x, w, None, addend] if op == "linear" else [x, w, addend]
+        times = []
+        for _ in range(5):
+            started = time.perf_counter()
+            engine.run_op(op, inputs, [result], {"alpha": alpha}, kernel=kernel, threads=1)
+            times.append(time.perf_counter() - started)
+        return min(times)
+
+    assert seconds(2.0, np.ones_like(result)) < 10 * seconds(1.0, None) + 0.005
