@@ -276,16 +276,17 @@ struct Gemm {
   int64_t step;        // elements of K packed at once; a multiple of every block
 
   // A block of rows and a panel fit in the second-level cache together. Few rows, and narrow outputs, are cut finer, so
-  // that two cores share them. A short sum is all output, which wide panels suit.
+  // that two cores share them. A short sum is all output, which is written in whole rows.
   static Gemm product(int64_t m, int64_t n, int64_t k, bool wide_blocks) {
     const int64_t narrow = m <= 128 ? 64 : Micro::kNarrowPanel;
-    const int64_t panel = wide_blocks || k <= 64 ? 256 : m <= 1024 || n <= 256 ? narrow : 192;
-    const int64_t rows = n <= 128 || k <= 64 ? 256 : 1024;
+    const int64_t panel = wide_blocks ? 256 : k <= 64 ? 1536 : m <= 1024 || n <= 256 ? narrow : 192;
+    const int64_t rows = n <= 128 ? 256 : k <= 64 ? 128 : 1024;
     return {m, n, k, std::min(panel, round_up(n, wide_blocks ? 256 : Micro::kStrip)), rows, Micro::kStep};
   }
-  // For sums over tokens. A is transposed as it is taken, which a wide panel pays for, unless A or B is narrow.
+  // For sums over tokens. A is transposed as it is taken, which a wide panel pays for, unless A or B is narrow; a panel of
+  // 64 columns would read B in pieces too short for the hardware to fetch ahead.
   static Gemm over_tokens(int64_t m, int64_t n, int64_t k) {
-    const int64_t panel = m <= 64 ? 64 : 256, rows = n <= 64 ? 64 : 192;
+    const int64_t panel = m <= 64 ? 192 : 256, rows = n <= 64 ? 64 : 192;
     return {m, n, k, std::min(panel, round_up(n, Micro::kStrip)), rows, 512};
   }
   int64_t panels() const { return n == 0 ? 0 : (n + panel - 1) / panel; }
