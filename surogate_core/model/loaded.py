@@ -89,7 +89,7 @@ def _by_gguf(store: WeightStore, families: list[Family], family: str) -> Family:
     found = [f for f in families if family in ("auto", f.name) and architecture in f.gguf_architectures]
     if not found:
         raise WeightError(_unknown(str(store.path), architecture, families, "gguf_architectures"), _INSTALL)
-    return found[0]
+    return _only(found, str(store.path), architecture)
 
 
 def _by_config(config: Mapping[str, Any], where: str, families: list[Family], family: str) -> Family:
@@ -102,6 +102,15 @@ def _by_config(config: Mapping[str, Any], where: str, families: list[Family], fa
     if not found:
         what = ", ".join(named) or str(config.get("model_type") or "(no architectures key)")
         raise WeightError(_unknown(where, what, families, "architectures"), _INSTALL)
+    return _only(found, where, ", ".join(named))
+
+
+def _only(found: list[Family], where: str, architecture: str) -> Family:
+    """The one family that reads this architecture. Which of two is meant is not for us to guess."""
+    if len(found) > 1:
+        names = " and ".join(repr(f.name) for f in found)
+        raise WeightError(f"{where}: architecture {architecture!r} is claimed by the families {names}",
+                          "Set `family` to one of them, or uninstall the plugin that should not have it.")
     return found[0]
 
 

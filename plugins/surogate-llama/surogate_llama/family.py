@@ -64,7 +64,10 @@ class LlamaFamily(Family):
         return gguf_names(hyperparameters)
 
     def hf_config(self, hyperparameters: LlamaHyperparameters) -> dict[str, Any]:
-        return write_hf_config(hyperparameters, self.name)
+        config = write_hf_config(hyperparameters, self.name)
+        if self.name not in ("llama", "mistral"):  # a plugin's relative of Llama goes by its own name
+            config |= {"model_type": self.name, "architectures": list(self.architectures)}
+        return config
 
     def gguf_metadata(self, hyperparameters: LlamaHyperparameters) -> dict[str, Any]:
         from .gguf_metadata import write_gguf_metadata

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
-# What transformers takes for a key that a config.json leaves out.
+# What transformers takes for a key that a config.json leaves out. A model_type that is not here is one of Llama's relatives.
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "llama": {"max_position_embeddings": 2048, "sliding_window": None, "attention_bias": False, "mlp_bias": False},
     "mistral": {"max_position_embeddings": 131072, "sliding_window": 4096, "num_key_value_heads": 8},
@@ -44,8 +44,8 @@ def read_hf_config(config: Mapping[str, Any], model_type: str) -> dict[str, Any]
             raise WeightError(f"config.json: {key} is {value!r}, not a whole number above zero")
         return value
 
-    settings = {**_DEFAULTS[model_type], **config}
-    for key, values in {**_ONLY, **_ONLY_OF[model_type]}.items():
+    settings = {**_DEFAULTS.get(model_type, _DEFAULTS["llama"]), **config}
+    for key, values in {**_ONLY, **_ONLY_OF.get(model_type, _ONLY_OF["llama"])}.items():
         if key in config and config[key] not in values:
             expected = " or ".join(repr(value) for value in values)
             raise WeightError(f"config.json: {key} is {config[key]!r}; a {model_type} model here can only have {expected}")

@@ -13,7 +13,7 @@ from surogate_core.errors import WeightError
 from surogate_core.model import LoadedModel
 from surogate_core.weights.export import write_gguf, write_hf
 from surogate_core.weights.tensor import from_f32
-from surogate_llama.family import FAMILIES
+from surogate_llama.family import FAMILIES, LlamaFamily
 from surogate_llama.rope_factors import frequency_factors, llama3_of_factors
 from surogate_llama.tiny import LLAMA, LLAMA3_ROPE, LLAMA_VARIANTS, MISTRAL, YARN_ROPE
 
@@ -218,3 +218,20 @@ def test_partial_rotation_is_written_to_config_json_and_refused_in_gguf():
     assert h.rope_dims == 8 and LLAMA_FAMILY.from_hf(LLAMA_FAMILY.hf_config(h)) == h
     with pytest.raises(WeightError, match="8 of 16 rotated dimensions"):
         LLAMA_FAMILY.gguf_metadata(h)
+
+
+def test_a_relative_of_llama_goes_by_its_own_name(tmp_path):
+    acme = LlamaFamily("acme", "AcmeForCausalLM", ())
+    config = {**LLAMA, "model_type": "acme", "architectures": ["AcmeForCausalLM"]}
+    model = LoadedModel.open(write_folder(tmp_path / "acme", acme, config), [*FAMILIES, acme])
+    assert model.family is acme
+    written = acme.hf_config(model.hyperparameters)
+    assert (written["model_type"], written["architectures"]) == ("acme", ["AcmeForCausalLM"])
+
+
+def test_two_families_of_one_architecture_are_not_guessed_between(tmp_path):
+    twin = LlamaFamily("twin", "LlamaForCausalLM", ("llama",))
+    folder = write_folder(tmp_path / "m", LLAMA_FAMILY, LLAMA)
+    with pytest.raises(WeightError, match="claimed by the families 'llama' and 'twin'"):
+        LoadedModel.open(folder, [*FAMILIES, twin])
+    assert LoadedModel.open(folder, [*FAMILIES, twin], "twin").family is twin
