@@ -34,6 +34,7 @@ CORE_DISTRIBUTION = CORE_PACKAGE if _VENDORED else "surogate-core"
 
 Status = Literal["loaded", "failed", "not allowed"]
 
+_TRACEBACK = "`surogate plugins --json` has the whole traceback."
 
 @dataclasses.dataclass
 class PluginReport:
@@ -227,8 +228,9 @@ class PluginManager:
                     self._filled_registry(hook)
                 report = plugin.report
                 if report.status != "loaded":
-                    message = f"plugin {report.label} is {report.status}: {report.reason}"
-                    raise PluginError(message, report.details or None)
+                    what = "does not load" if report.status == "failed" else f"is {report.status}"
+                    hint = _TRACEBACK if report.details else None
+                    raise PluginError(f"plugin {report.label} {what}: {report.reason}", hint)
             return plugins[0].report
 
     def report(self) -> list[PluginReport]:
@@ -278,7 +280,7 @@ class PluginManager:
         except EngineError as error:
             self._fail(plugin, error)
             if any(plugin.report.answers_to(name) for name in self._named):
-                raise PluginError(f"plugin {plugin.report.label} is failed: {plugin.report.reason}") from error
+                raise PluginError(f"plugin {plugin.report.label} does not load: {plugin.report.reason}", _TRACEBACK) from error
 
     def _discover(self, allowed: list[str] | None) -> None:
         found = importlib_metadata.entry_points(group=self._group)
