@@ -45,6 +45,9 @@ def run_training(config: TrainConfig, mode: Mode, console: Any) -> RunResult:
     for loader in (prepared.loader, *prepared.evaluations.values()):
         for warning in loader.dataset.warnings:
             console.print(warning, style="yellow")
+    longest, known = max(map(int, prepared.loader.dataset.lengths)), prepared.model.hyperparameters.max_positions
+    if longest > known:
+        console.print(f"documents of up to {longest:,} tokens; the model was made for {known:,} positions", style="yellow")
     result = trainer.run()
     written = save_result(prepared, session, folder)
     history = _whole_history(folder)

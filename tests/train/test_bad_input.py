@@ -133,3 +133,10 @@ def test_an_output_folder_that_cannot_be_made(root):
     (root / "taken").write_text("a file")
     with pytest.raises(ConfigError, match="output_dir .*taken/out cannot be made"):
         runs.run(runs.config(root, output_dir=str(root / "taken" / "out")))
+
+
+def test_documents_longer_than_the_model_was_made_for_are_told(root):
+    folder = runs.write_model(root / "short", max_position_embeddings=16)
+    screen = runs.console()
+    runs.run(runs.config(root, model=str(folder)), screen=screen)
+    assert "the model was made for 16 positions" in runs.shown(screen)
