@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -34,11 +32,6 @@ class TrainPlan:
     resident_bytes: int
 
 
-def fingerprint(*parts: Any) -> bytes:
-    """SHA-256 over JSON-able parts."""
-    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).digest()
-
-
 def training_program(
     model: LoadedModel, recipe: Recipe, weights: FrozenWeights, bindings: Mapping[str, int], *, max_positions: int,
     adapter: LoraSpec | None, optimizer: Any, memory_budget: int | None, strategy_passes=(), backend: str = "cpu",
@@ -65,11 +58,7 @@ def training_program(
         if saved_budget is not None:
             recompute(graph, saved_budget, bindings)
         dead_code(graph)
-        options = EmitOptions(
-            bindings, recipe.compute, weights.dtypes(graph), optimizer=optimizer,
-            fingerprint=fingerprint(graph.history, dict(bindings), recipe.name, repr(model.hyperparameters), _settings(adapter)),
-        )
-        program = emit(graph, options)
+        program = emit(graph, EmitOptions(bindings, recipe.compute, weights.dtypes(graph), optimizer=optimizer))
         planned = engine.plan(program.to_bytes(), backend, threads)
         resident = sum(planned["arenas"].values()) + planned["workspace"] + sum(planned["external"].values())
         return TrainPlan(graph, program, bindings, (before, saved_bytes(graph, bindings)), resident)
@@ -100,10 +89,6 @@ def _fit(build: Callable[[int | None], TrainPlan], plan: TrainPlan, memory_budge
 def _mib(size: int) -> str:
     return f"{size / 2**20:,.1f}"
 
-
-def _settings(adapter: LoraSpec | None) -> Any:
-    """The same text in every process: a set has no order of its own."""
-    return None if adapter is None else {**vars(adapter), "roles": sorted(adapter.roles or ())}
 
 
 def _forward(model: LoadedModel, output: str, max_positions: int, adapter: LoraSpec | None) -> Graph:

@@ -12,6 +12,7 @@ Where values live:
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -34,14 +35,12 @@ Key = tuple[Value, "int | None"]
 @dataclass(frozen=True)
 class EmitOptions:
     """bindings: symbolic dimension -> length. compute: dtype of trained matrices' copies. param_dtypes: stored dtype of
-    each frozen parameter by full name. optimizer: what emits the update (None for a program that only runs forward).
-    fingerprint: SHA-256 of what determines the program."""
+    each frozen parameter by full name. optimizer: what emits the update (None for a program that only runs forward)."""
 
     bindings: Mapping[str, int]
     compute: str
     param_dtypes: Mapping[str, str]
     optimizer: Any = None
-    fingerprint: bytes = bytes(32)
 
 
 @dataclass
@@ -55,8 +54,8 @@ class _Call:
 
 
 def emit(graph: Graph, options: EmitOptions) -> Program:
-    """Entries: "begin" (zeroes loss and gradients) where there is a loss, "forward" or, when the graph was differentiated,
-    "micro_step", and "update" when ``options.optimizer`` is given. Raises KeyError for an unbound dimension or a parameter
+    """Entries: "begin" (zeroes loss and gradients) where there is a loss; "forward", or "micro_step" when the graph was
+    differentiated; then also "update", when ``options.optimizer`` is given. Raises KeyError for an unbound dimension or a parameter
     whose stored dtype is not given."""
     return Emitter(graph, options).run()
 
@@ -66,7 +65,7 @@ class Emitter:
 
     def __init__(self, graph: Graph, options: EmitOptions) -> None:
         self.graph, self.options = graph, options
-        self.program = Program(fingerprint=options.fingerprint)
+        self.program = Program()
         self.names: dict[Key, str] = {}
         self.alias: dict[Key, Key] = {}
         self.param_names = {(v, layer): name for name, v, layer in graph.instances()}
@@ -81,6 +80,7 @@ class Emitter:
         self._entries(calls)
         program = self.program
         program.arenas = [Arena(name, size) for name, size in self.arena_sizes.items()]
+        program.fingerprint = hashlib.sha256(program.to_bytes()).digest()
         return program
 
     # -- unrolling ---------------------------------------------------------------------------------------------------
@@ -235,7 +235,7 @@ class Emitter:
             targets = ["loss", *(["gradients"] if self.graph.grads else [])]
             self._entry("begin", [Instruction("fill", (), (name,), (("value", 0.0),)) for name in targets])
         self._entry("micro_step" if self.graph.grads else "forward", [self._instruction(c) for c in calls])
-        if self.options.optimizer is not None:
+        if self.options.optimizer is not None and self.graph.grads:
             self._entry("update", self.trained.update(self, self.options.optimizer))
         for name, value in self.graph.outputs.items():
             key = self._key(value, None)

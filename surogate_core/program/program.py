@@ -70,7 +70,8 @@ class Entry:
 
 @dataclass
 class Program:
-    """Tables by name, in file order. ``fingerprint`` is the SHA-256 of what the program was planned from."""
+    """Tables by name, in file order. ``fingerprint``: SHA-256 of the file with zeros in its place, so equal
+    programs have equal ones."""
 
     fingerprint: bytes = bytes(32)
     arenas: list[Arena] = field(default_factory=list)

@@ -69,7 +69,8 @@ class TrainSession:
         for number, batch in enumerate(step.micro_batches):
             write_batch(self.session, batch)
             if self._dropout:
-                tensor("dropout_seed")[:] = np.array([self.seed & 0x7FFFFFFF, index * 4096 + number], np.int64).astype(np.int32)
+                key = np.random.SeedSequence([self.seed, index, number]).generate_state(2, np.uint32)
+                tensor("dropout_seed")[:] = key.view(np.int32)
             run("micro_step")
         return float(tensor("loss")[0])
 

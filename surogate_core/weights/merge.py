@@ -43,6 +43,10 @@ class Merge:
                     f"the adapter's pair for {param!r} is made for a weight of {list(expected)}, but the base has "
                     f"{list(self._base[param].shape)}; it was trained on another model"
                 )
+        if not any(pair.scale and pair.a.any() and pair.b.any() for pair in adapter.pairs.values()):
+            raise WeightError(
+                "the adapter changes nothing, so the merged weights would equal the base: it was never trained, or its scale is 0"
+            )
         self._applied: dict[str, int] = {}
         self._changed: dict[str, int] = {}
 
