@@ -20,7 +20,10 @@ def export(
     ] = None,
     dtype: Annotated[
         str | None,
-        typer.Option(help="bf16, f16, f32; for gguf also q8_0, q4_0, q4_1. Default: bf16; for gguf as it is stored."),
+        typer.Option(
+            help="bf16, f16, f32; for gguf also q8_0, q6_k, q5_k, q4_k, q5_1, q5_0, q4_1, q4_0. Default: bf16; for gguf as "
+            "it is stored."
+        ),
     ] = None,
 ) -> None:
     """Export a model as a GGUF file or as Hugging Face safetensors, with its tokenizer and template."""

@@ -17,7 +17,7 @@ def merge(
     adapter: Annotated[Path, typer.Option("--adapter", "--checkpoint-dir", help="The adapter's folder.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The folder or the .gguf file to write.")],
     dtype: Annotated[
-        str, typer.Option(help="Of the merged weights: bf16, f16, f32; in a GGUF file also q8_0, q4_0, q4_1.")
+        str, typer.Option(help="Of the merged weights: bf16, f16, f32; in a GGUF file also q8_0, q6_k ... q4_0.")
     ] = "bf16",
 ) -> None:
     """Merge an adapter into its base. The sum is taken in fp32 and rounded once; every pair must fit exactly once."""

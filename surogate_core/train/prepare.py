@@ -17,6 +17,7 @@ from ..model import FrozenWeights, LoadedModel, TrainPlan, evaluation_bytes, tra
 from ..model.loaded import open_tokenizer
 from ..passes import LoraSpec
 from ..plugins.manager import PluginManager, get_manager
+from .checkpoint import list_checkpoints
 from .schedule import Schedule
 
 QUARANTINE_FILE = "bad_rows.jsonl"
@@ -196,10 +197,12 @@ def check_disk(prepared: Prepared) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"output_dir {folder} cannot be made: {error.strerror or error}", "Choose another.") from error
-    free, needed = shutil.disk_usage(folder).free, 2 * checkpoint_bytes(prepared)
+    # A new checkpoint is whole before an old one goes, so two stand side by side; a resumed run has one of them already.
+    missing = 1 if list_checkpoints(folder) else 2
+    free, needed = shutil.disk_usage(folder).free, missing * checkpoint_bytes(prepared)
     if free < needed:
         raise ConfigError(
-            f"output_dir {folder} has {free / 2**20:,.0f} MiB free; two checkpoints need {needed / 2**20:,.0f} MiB",
+            f"output_dir {folder} has {free / 2**20:,.0f} MiB free; its checkpoints need {needed / 2**20:,.0f} MiB more",
             "Free space there, or choose another output_dir.",
         )
 

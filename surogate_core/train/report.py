@@ -53,7 +53,8 @@ def _lora_line(prepared: Prepared) -> str:
 def memory_line(memory: dict[str, Any]) -> str:
     parts = [f"{name} {mib(size)}" for name, size in memory["arenas"].items()]
     parts += [f"workspace {mib(memory['workspace'])}", f"weights {mib(sum(memory['external'].values()))}"]
-    return ", ".join(parts)
+    total = sum(memory["arenas"].values()) + memory["workspace"] + sum(memory["external"].values())
+    return f"{mib(total)}: {', '.join(parts)}"
 
 
 class Progress:

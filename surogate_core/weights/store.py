@@ -94,6 +94,9 @@ def _what_a_folder_holds(folder: Path) -> str:
     present = {entry.name for entry in folder.iterdir()}
     if "adapter_config.json" in present:
         return "it is a LoRA adapter; name its base model, and give this folder as the adapter"
+    if "metrics.jsonl" in present:
+        made = [name for name in ("model", "adapter") if name in present]
+        return f"it is a run's folder; what the run made is {made[0]}/ in it" if made else "it is of a run that is not done"
     ggufs = sorted(name for name in present if name.endswith(".gguf"))
     if ggufs:
         return f"it holds GGUF files; give one of them: {', '.join(ggufs[:5])}"

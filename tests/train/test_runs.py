@@ -230,7 +230,7 @@ class TestBadSettings:
 
         usage = shutil.disk_usage(root)._replace(free=1000)
         monkeypatch.setattr(module.shutil, "disk_usage", lambda path: usage)
-        with pytest.raises(ConfigError, match="two checkpoints need"):
+        with pytest.raises(ConfigError, match="its checkpoints need"):
             runs.run(runs.config(root))
 
 

@@ -250,6 +250,7 @@ def test_the_store_opens_a_folder(tmp_path):
     "file,message",
     [
         ("adapter_config.json", "LoRA adapter"),
+        ("metrics.jsonl", "a run that is not done"),
         ("model.gguf", "GGUF files; give one of them: model.gguf"),
         ("pytorch_model.bin", "never loaded"),
         ("other.safetensors", "copy the index too"),
