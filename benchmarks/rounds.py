@@ -2,8 +2,8 @@
 
     python benchmarks/rounds.py --rounds 5 "python benchmarks/train_cpu.py --reps 1" "python peer.py --reps 1"
 
-Commands print JSON lines with "bench" and "metrics". Rows with a share below --least-share are dropped. Taking turns is what makes
-ratios comparable on a machine whose speed drifts.
+Commands print JSON lines with "bench" and "metrics". Rows with a share below --least-share are dropped. Taking turns is
+what makes ratios comparable on a machine whose speed drifts.
 """
 
 from __future__ import annotations

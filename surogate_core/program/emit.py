@@ -55,8 +55,8 @@ class _Call:
 
 def emit(graph: Graph, options: EmitOptions) -> Program:
     """Entries: "begin" (zeroes loss and gradients) where there is a loss; "forward", or "micro_step" when the graph was
-    differentiated; then also "update", when ``options.optimizer`` is given. Raises KeyError for an unbound dimension or a parameter
-    whose stored dtype is not given."""
+    differentiated; then also "update", when ``options.optimizer`` is given. Raises KeyError for an unbound dimension or a
+    parameter whose stored dtype is not given."""
     return Emitter(graph, options).run()
 
 
