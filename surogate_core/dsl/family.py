@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..errors import WeightError
 from .model import Model
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ class Family(ABC):
 
     def from_gguf(self, store: WeightStore) -> Hyperparameters:
         """Hyperparameters from an opened GGUF file's metadata (``store.config``) and tensors."""
-        raise NotImplementedError(f"family {self.name} reads no GGUF files")
+        raise WeightError(f"family {self.name} reads no GGUF files", "Give a Hugging Face folder.")
 
     @abstractmethod
     def model(self, hyperparameters: Any) -> Model:
@@ -60,7 +61,7 @@ class Family(ABC):
 
     def gguf_names(self, hyperparameters: Any) -> NameMap:
         """Parameter names <-> tensors of GGUF files."""
-        raise NotImplementedError(f"family {self.name} reads no GGUF files")
+        raise WeightError(f"family {self.name} has no names for GGUF files", "Use Hugging Face safetensors.")
 
     @abstractmethod
     def hf_config(self, hyperparameters: Any) -> dict[str, Any]:
@@ -68,7 +69,7 @@ class Family(ABC):
 
     def gguf_metadata(self, hyperparameters: Any) -> dict[str, Any]:
         """Metadata of an exported GGUF file, tokenizer apart; keys as GGUF spells them."""
-        raise NotImplementedError(f"family {self.name} writes no GGUF files")
+        raise WeightError(f"family {self.name} writes no GGUF files", "Export as safetensors.")
 
     def gguf_extra_tensors(self, hyperparameters: Any) -> dict[str, np.ndarray]:
         """Float32 tensors that GGUF readers expect beside the weights (rotary frequency factors, say)."""

@@ -178,3 +178,15 @@ def test_the_dtype_is_in_config_json_for_old_and_new_readers(tiny, tmp_path):
     write_hf(tmp_path, tiny.hf_map.export(tiny.params()), {**tiny.config(), "torch_dtype": "float32"}, dtype="bf16")
     config = json.loads((tmp_path / "config.json").read_text())
     assert config["dtype"] == config["torch_dtype"] == "bfloat16"
+
+
+def test_a_family_without_gguf_says_so():
+    from surogate_core.dsl import Family
+
+    class Plain(Family):
+        name = "plain"
+        from_hf = model = hf_names = hf_config = lambda self, given: None
+
+    for method in (Plain().from_gguf, Plain().gguf_names, Plain().gguf_metadata):
+        with pytest.raises(WeightError, match="family plain .* GGUF files"):
+            method(None)
