@@ -19,6 +19,6 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def root(shared: Path, tmp_path: Path) -> Path:
     """A folder with a tiny model and 24 chats, to train in."""
-    (tmp_path / "model").symlink_to(shared / "model")
+    shutil.copytree(shared / "model", tmp_path / "model")
     shutil.copy(shared / "chat.jsonl", tmp_path / "chat.jsonl")
     return tmp_path
