@@ -88,14 +88,11 @@ class Decoder:
             self.model, self.recipe, self.weights, bindings, max_positions=self.context,
             adapter=None if self.adapter is None else self.adapter.spec,
         )
-        session = engine.Session(program.to_bytes(), self.backend, self.threads)
-        self.weights.bind(session, graph)
+        session = self.weights.open_session(graph, program, self.backend, self.threads)
         for storage in program.external():
             if not storage.name.startswith("weight."):
                 cache = self._caches.setdefault(storage.name, np.zeros(storage.bytes, np.uint8))
                 session.bind(storage.name, cache)
-        for name, (_, array) in graph.constants.items():
-            session.tensor(name)[...] = array
         table = np.arange(self.sequences * self.blocks, dtype=np.int32).reshape(self.sequences, self.blocks)
         session.tensor("block_tables")[...] = table
         self._programs[bucket] = program

@@ -46,12 +46,11 @@ def inspect(
 
 def _encoder(config: TrainConfig, mode: Mode) -> tuple[Any, Any]:
     """The tokenizer, and what turns rows into tokens and masks, as a run has them."""
-    from ..data import Encoder, load_template
     from ..model.loaded import open_tokenizer
+    from ..train.prepare import encoder_for
 
     tokenizer = open_tokenizer(config.tokenizer or config.model)
-    template = None if mode == "pt" else load_template(config.chat_template, tokenizer)
-    return tokenizer, Encoder(tokenizer, template, config.train_on, config.train_on_empty_think, config.system_prompt)
+    return tokenizer, encoder_for(config, mode, tokenizer)
 
 
 @dataclass

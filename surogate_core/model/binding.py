@@ -16,6 +16,7 @@ import numpy as np
 from ..dsl.module import Parameter
 from ..engine import Session
 from ..ir.graph import Graph
+from ..program import Program
 from ..weights.formats import FORMATS
 from ..weights.tensor import StoredTensor, from_f32
 from .loaded import LoadedModel
@@ -53,11 +54,18 @@ class FrozenWeights:
         """Stored dtype of every frozen parameter of ``graph``, by full name."""
         return {name: self.tensor(name, tuple(v.shape)).dtype for name, v, _ in graph.instances() if not v.trainable}
 
-    def bind(self, session: Session, graph: Graph) -> None:
+    def open_session(self, graph: Graph, program: Program, backend: str = "cpu", threads: int | None = None) -> Session:
+        """A session of ``program``, emitted from ``graph``, with its frozen parameters bound and its constants written."""
+        session = Session(program.to_bytes(), backend, threads)
         for name, value, _ in graph.instances():
             if not value.trainable:
                 tensor = self.tensor(name, tuple(value.shape))
                 session.bind(f"weight.{name}", np.ascontiguousarray(tensor.data))
+        read = {tensor.name for tensor in program.tensors}
+        for name, (_, array) in graph.constants.items():
+            if name in read:  # the seed of the gradient is one that fused programs no longer read
+                session.tensor(name)[...] = array
+        return session
 
 
 def generator_for(seed: int, name: str) -> np.random.Generator:

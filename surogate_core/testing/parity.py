@@ -21,7 +21,6 @@ import numpy as np
 
 from ..data.loader import IGNORED, Batch, Step
 from ..dsl import Family
-from ..engine import Session
 from ..generate import Decoder
 from ..model import FrozenWeights, LoadedModel, loss_program, training_program
 from ..passes import LoraSpec
@@ -208,10 +207,7 @@ class Parity:
             self.loaded, RECIPES[recipe], weights, self._bindings(), max_positions=self.max_positions, output="logits",
             adapter=None if adapter is None else adapter.spec,
         )
-        session = Session(program.to_bytes(), threads=1)
-        weights.bind(session, graph)
-        for name, (_, array) in graph.constants.items():
-            session.tensor(name)[...] = array
+        session = weights.open_session(graph, program, threads=1)
         for name in ("tokens", "positions", "doc_starts"):
             session.tensor(name)[:] = getattr(self.batch, name)
         session.run("forward")

@@ -42,8 +42,4 @@ class Evaluator:
         graph, program = loss_program(
             p.model, p.recipe, p.weights, p.plan.bindings, max_positions=p.config.sequence_len, adapter=p.adapter
         )
-        session = Session(program.to_bytes(), p.config.backend, p.threads)
-        p.weights.bind(session, graph)
-        for name, (_, array) in graph.constants.items():
-            session.tensor(name)[...] = array
-        return session
+        return p.weights.open_session(graph, program, p.config.backend, p.threads)

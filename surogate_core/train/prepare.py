@@ -129,12 +129,17 @@ def linear_roles(model: LoadedModel) -> dict[str, set[str]]:
     return roles
 
 
+def encoder_for(config: TrainConfig, mode: Mode, tokenizer: Any) -> Encoder:
+    """What turns rows into tokens and masks."""
+    template = None if mode == "pt" else load_template(config.chat_template, tokenizer)
+    return Encoder(tokenizer, template, config.train_on, config.train_on_empty_think, config.system_prompt)
+
+
 def load_data(
     config: TrainConfig, mode: Mode, tokenizer: Any, manager: PluginManager
 ) -> tuple[TokenDataset, dict[str, TokenDataset]]:
     """The training data, and evaluation data by name."""
-    template = None if mode == "pt" else load_template(config.chat_template, tokenizer)
-    encoder = Encoder(tokenizer, template, config.train_on, config.train_on_empty_think, config.system_prompt)
+    encoder = encoder_for(config, mode, tokenizer)
     formats = dict(manager.dataset_formats.items())
     quarantine = Path(config.output_dir) / QUARANTINE_FILE if config.bad_rows == "quarantine" else None
 

@@ -19,11 +19,7 @@ class TrainSession:
         backend: str, threads: int | None,
     ) -> None:
         self.plan, self.model, self.seed = plan, model, seed
-        self.session = Session(plan.program.to_bytes(), backend, threads)
-        weights.bind(self.session, plan.graph)
-        for name, (_, array) in plan.graph.constants.items():
-            if any(t.name == name for t in plan.program.tensors):
-                self.session.tensor(name)[...] = array
+        self.session = weights.open_session(plan.graph, plan.program, backend, threads)
         self.layout = TrainableLayout.of(plan.graph, compute)
         self.states = ("master", *(f"optimizer.{state}" for state in optimizer.states))
         self._dropout = any(t.name == "dropout_seed" for t in plan.program.tensors)

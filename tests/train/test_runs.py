@@ -10,7 +10,6 @@ import pytest
 import tokenizers
 
 from surogate_core.data import Encoder, Example, load_template
-from surogate_core.engine import Session
 from surogate_core.errors import ConfigError, TrainingError
 from surogate_core.export import open_installed
 from surogate_core.generate import Generator
@@ -29,10 +28,7 @@ def logits(model: LoadedModel, weights: FrozenWeights | None = None, adapter: Ap
         weights.adopt(name, "f32", array.shape, array)
     graph, program = loss_program(model, RECIPES["fp32"], weights, {"T": 24, "D": 2}, max_positions=32, output="logits",
                                   adapter=adapter.spec if adapter else None)
-    session = Session(program.to_bytes(), threads=1)
-    weights.bind(session, graph)
-    for name, (_, array) in graph.constants.items():
-        session.tensor(name)[...] = array
+    session = weights.open_session(graph, program, threads=1)
     session.tensor("tokens")[:] = np.arange(24) * 7 % 256
     session.tensor("positions")[:] = np.arange(24)
     session.tensor("doc_starts")[:] = (0, 24)

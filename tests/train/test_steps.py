@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from surogate_core.data.loader import Step
-from surogate_core.engine import Session
 from surogate_core.model import loss_program
 from surogate_core.train.evaluation import Evaluator
 from surogate_core.train.session import write_batch
@@ -91,11 +90,8 @@ class TestPacking:
         def run(batch) -> np.ndarray:
             graph, program = loss_program(prepared.model, prepared.recipe, prepared.weights, prepared.plan.bindings,
                                           max_positions=96, output=output)
-            session = Session(program.to_bytes(), threads=1)
-            prepared.weights.bind(session, graph)
+            session = prepared.weights.open_session(graph, program, threads=1)
             names = {t.name for t in program.tensors}
-            for name, (_, array) in graph.constants.items():
-                session.tensor(name)[...] = array
             for name in ("tokens", "targets", "positions", "token_weights", "doc_starts"):
                 if name in names:
                     session.tensor(name)[:] = getattr(batch, name)
