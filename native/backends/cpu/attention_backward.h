@@ -364,11 +364,6 @@ class Backward {
   TokenRows<T> dq_, dk_, dv_;
 };
 
-inline bool same_shape(const sg_tensor *a, const sg_tensor *b) {
-  if (a->rank != b->rank) return false;
-  return std::equal(a->shape, a->shape + a->rank, b->shape);
-}
-
 inline bool backward_supported(const sg_call *call) {
   for (int i = 0; i < 7; ++i) {
     if (input(call, i) == nullptr) return false;

@@ -48,24 +48,6 @@ SG_FLATTEN inline void for_vectors(int64_t count, Step &&step) {
   if (i < count) step(i, static_cast<int>(count - i));
 }
 
-// All axes but the first are dense; rows may be apart, and don't overlap.
-inline bool has_dense_rows(const sg_tensor *t) {
-  int64_t expected = 1;
-  for (int i = t->rank - 1; i >= 1; --i) {
-    if (t->shape[i] != 1 && t->strides[i] != expected) return false;
-    expected *= t->shape[i];
-  }
-  return t->rank == 0 || t->shape[0] <= 1 || t->strides[0] >= expected;
-}
-
-inline bool same_shape(const sg_tensor *a, const sg_tensor *b) {
-  if (a->rank != b->rank) return false;
-  for (int i = 0; i < a->rank; ++i) {
-    if (a->shape[i] != b->shape[i]) return false;
-  }
-  return true;
-}
-
 // The first index that is outside [0, limit), or -1. Checked before a gather: an index is data, never trusted.
 inline int64_t find_outside(const int32_t *indices, int64_t count, int64_t limit) {
   for (int64_t i = 0; i < count; ++i) {

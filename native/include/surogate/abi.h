@@ -1,4 +1,4 @@
-/* The Surogate kernel ABI, version 1.0.
+/* The Surogate kernel ABI, version 1.1.
  *
  * A kernel library exports one function, sg_kernel_library_v1 (see the end of this file), or hands the engine a pointer
  * to the same table. Nothing but plain C crosses this boundary: no C++ type, no exception, no Python object.
@@ -20,7 +20,7 @@
 #include <stdint.h>
 
 #define SG_ABI_MAJOR 1
-#define SG_ABI_MINOR 0
+#define SG_ABI_MINOR 1
 #define SG_MAX_RANK 6
 
 #ifdef __cplusplus
@@ -109,7 +109,7 @@ typedef struct sg_call {
   const sg_tensor *const *inputs;
   const sg_tensor *const *outputs;
   const sg_attr *attrs;
-  void *workspace;       /* at least what `workspace` returned, 64-byte aligned; contents undefined at entry */
+  void *workspace;       /* at least what `workspace` returned, 64-byte aligned (256 on devices); contents undefined at entry */
   size_t workspace_size;
   void *state;           /* what `prepare` stored, or NULL */
   char *error;           /* where a failing function writes what was wrong, and what to do; NUL-terminated */
@@ -139,7 +139,53 @@ typedef struct sg_kernel {
   int32_t (*prepare)(const sg_call *call, void **state); /* may be NULL */
   void (*release)(void *state);                          /* may be NULL if `prepare` is */
   int32_t (*run)(const sg_call *call);
+  /* Since 1.1; may be NULL. Writes what `prepare` decided by measuring (an algorithm of a library, a tile shape) as a
+   * short text. An instruction whose string attribute "tuning" holds such a text makes `prepare` take it instead of
+   * measuring again, or measure all the same where the text is of another version or device. */
+  int32_t (*tuning)(const sg_call *call, char *text, size_t text_size);
 } sg_kernel;
+
+/* ---- Devices, since 1.1. A library may bring one backend: memory, queues and graphs of a kind of device. The CPU needs
+ * none. Every function returns SG_OK, or writes a reason into `error` and returns SG_ERROR. Streams, events and graphs are
+ * the backend's own objects (for CUDA: cudaStream_t, cudaEvent_t, cudaGraphExec_t). */
+typedef struct sg_device_info {
+  size_t struct_size;
+  char name[128];         /* "NVIDIA H200" */
+  char versions[256];     /* driver and libraries, as one line */
+  uint64_t total_bytes;
+  uint64_t free_bytes;    /* now */
+  int32_t num_units;      /* multiprocessors */
+  int32_t architecture;   /* for CUDA: 10 * major + minor of the compute capability */
+} sg_device_info;
+
+enum { SG_MEMORY_DEVICE = 0, SG_MEMORY_PINNED = 1 }; /* pinned: of the host, for copies that do not block */
+
+typedef struct sg_backend {
+  size_t struct_size;
+  const char *name; /* as in sg_kernel.backend */
+  int32_t (*num_devices)(int32_t *count, char *error, size_t error_size);
+  int32_t (*device_info)(int32_t device, sg_device_info *info, char *error, size_t error_size);
+  int32_t (*activate)(int32_t device, char *error, size_t error_size); /* for the calling thread */
+  int32_t (*allocate)(uint64_t bytes, int32_t kind, void **data, char *error, size_t error_size); /* 256-byte aligned */
+  void (*release)(void *data, int32_t kind);
+  int32_t (*stream_create)(void **stream, char *error, size_t error_size);
+  void (*stream_destroy)(void *stream);
+  int32_t (*stream_synchronize)(void *stream, char *error, size_t error_size);
+  /* Either side may be of the device, pinned, or plain memory of the host; with plain memory the call may block. */
+  int32_t (*copy)(void *to, const void *from, uint64_t bytes, void *stream, char *error, size_t error_size);
+  int32_t (*clear)(void *data, int32_t byte, uint64_t bytes, void *stream, char *error, size_t error_size);
+  int32_t (*event_create)(void **event, int32_t timed, char *error, size_t error_size);
+  void (*event_destroy)(void *event);
+  int32_t (*event_record)(void *event, void *stream, char *error, size_t error_size);
+  int32_t (*event_wait)(void *event, void *stream, char *error, size_t error_size);  /* the stream waits, not the caller */
+  int32_t (*event_synchronize)(void *event, char *error, size_t error_size);         /* the caller waits */
+  int32_t (*event_seconds)(void *begin, void *end, double *seconds, char *error, size_t error_size);
+  /* What is put on the stream in between is recorded, not run, with what other streams do that wait for its events. */
+  int32_t (*capture_begin)(void *stream, char *error, size_t error_size);
+  int32_t (*capture_end)(void *stream, void **graph, char *error, size_t error_size); /* *graph NULL on failure */
+  int32_t (*graph_launch)(void *graph, void *stream, char *error, size_t error_size);
+  void (*graph_destroy)(void *graph);
+} sg_backend;
 
 typedef struct sg_kernel_library {
   size_t struct_size;
@@ -149,6 +195,7 @@ typedef struct sg_kernel_library {
   const char *version;
   int32_t num_kernels;
   const sg_kernel *const *kernels; /* must stay valid for the life of the process */
+  const sg_backend *backend;       /* since 1.1; NULL: the library brings kernels only. Valid for the life of the process */
 } sg_kernel_library;
 
 /* Exported by a kernel library under exactly this name. Fills *library and returns SG_OK, or writes a reason into `error`
