@@ -12,7 +12,10 @@ SCALE = Attr(float, None, "factor of the logits, > 0 (usually 1 / sqrt(head_dim)
 CAUSAL = Attr(int, 1, "1: token i sees tokens j <= i only")
 WINDOW = Attr(int, 0, "if > 0, token i sees tokens j with i - j < window only")
 SOFTCAP = Attr(float, 0.0, "if > 0, logits become softcap * tanh(logits / softcap)")
-ATTRS = {"scale": SCALE, "causal": CAUSAL, "window": WINDOW, "softcap": SOFTCAP}
+MAX_LENGTH = Attr(int, 0, "if > 0, no document is longer: what kernels may size their work by; 0: not known")
+DETERMINISTIC = Attr(int, 1, "0 lets kernels add in any order, so that results may differ from run to run in rounding")
+ATTRS = {"scale": SCALE, "causal": CAUSAL, "window": WINDOW, "softcap": SOFTCAP, "max_length": MAX_LENGTH}
+GRAD_ATTRS = {**ATTRS, "deterministic": DETERMINISTIC}
 
 # Logits are sums of head_dim products in fp32 and pass through an exponential, which turns their absolute error into a
 # relative one. Kernels on bf16 dot products round the probabilities (forward) and their gradients (backward) to bf16
@@ -32,6 +35,8 @@ def check_heads(op: str, q, k, v, attrs) -> None:
     )
     require(attrs.get("scale", 1.0) > 0, f"{op}: scale must be > 0, not {attrs.get('scale')}")
     require(attrs.get("window", 0) >= 0, f"{op}: window must be 0 (none) or positive, not {attrs.get('window')}")
+    length = attrs.get("max_length", 0)
+    require(length >= 0, f"{op}: max_length must be 0 (not known) or positive, not {length}")
 
 
 def infer_attention(inputs, attrs):
@@ -212,7 +217,7 @@ ATTENTION_GRAD = Op(
         Operand("doc_starts", "i32 [M+1]"),
     ),
     outputs=(Operand("dq", "as q"), Operand("dk", "as k"), Operand("dv", "as v")),
-    attrs=ATTRS,
+    attrs=GRAD_ATTRS,
     infer=infer_attention_grad,
     reference=reference_attention_grad,
     flops=lambda inputs, attrs: 2.5 * attention_flops(inputs[1:4], attrs),
