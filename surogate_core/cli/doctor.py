@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import platform
 import shutil
@@ -37,10 +36,10 @@ class Finding:
 def doctor(
     folder: Annotated[Path, typer.Option("--output-dir", help="The folder that a run would write to.")] = Path("."),
 ) -> None:
-    """Check this machine: Python, engine, CPU, kernel libraries, oneDNN, GPU driver, memory, disk, plugins."""
+    """Check this machine: Python, engine, CPU, kernel libraries, oneDNN, GPU, memory, disk, plugins."""
     console = output_console()
     findings: list[Finding] = []
-    for check in (_python, _engine, _onednn, _gpu, _memory, lambda: _disk(folder), _plugins):
+    for check in (_python, _engine, _onednn, _gpu, _gpu_kernels, _memory, lambda: _disk(folder), _plugins):
         findings += _guarded(check)
     for finding in findings:
         mark, style = _MARKS[finding.state]
@@ -76,12 +75,14 @@ def _python() -> list[Finding]:
 
 def _engine() -> list[Finding]:
     from .. import engine
+    from ..engine import cuda
 
     engine.load()
     features = engine.cpu_features()
     present = [name for name, has in features.items() if has]
     simd = Finding("cpu", f"{os.cpu_count()} cores; {' '.join(present) or 'no vector features the kernels use'}")
-    return [simd, *(_library(each) for each in engine.libraries())]
+    ours = {cuda.LIBRARY.name, cuda.CUDNN_LIBRARY.name}  # `_gpu` tells of these
+    return [simd, *(_library(each) for each in engine.libraries() if Path(each["origin"]).name not in ours)]
 
 
 def _library(library: dict[str, Any]) -> Finding:
@@ -101,11 +102,48 @@ def _onednn() -> list[Finding]:
 
 
 def _gpu() -> list[Finding]:
-    try:
-        ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return [Finding("gpu driver", "none: programs run on the CPU", "note")]
-    return [Finding("gpu driver", "libcuda.so.1 loads")]
+    """Driver, devices, and the libraries that the CUDA kernels use; without a usable device one line that says why."""
+    from .. import engine
+    from ..engine import cuda
+
+    driver = cuda.find_driver()
+    if driver.version == 0:
+        return [Finding("gpu", "no driver: programs run on the CPU", "note")]
+    module = cuda.kernel_module()
+    findings = [Finding("gpu driver", f"CUDA {cuda.spoken(driver.version)}" + (f", kernel module {module}" if module else ""))]
+    findings += [
+        Finding(f"gpu {device.index}", f"{device.name}, compute capability {device.architecture / 10:.1f}, "
+                f"{_gib(device.total_bytes)}")
+        for device in driver.devices
+    ]
+    problem = cuda.unavailable()
+    if problem is None:
+        engine.load_backend("cuda")
+        info = engine.device_info("cuda")
+        versions = ", ".join(f"{name} {version}" for name, version in cuda.library_versions().items())
+        findings.append(Finding("gpu memory", f"{_gib(info['free_bytes'])} of {_gib(info['total_bytes'])} unused"))
+        findings.append(Finding("cuda", f"{info['versions']}; {versions}"))
+        findings += _cudnn(cuda.without_cudnn())
+    else:
+        findings.append(Finding("cuda", f"{problem}; programs run on the CPU", "note"))
+    return findings
+
+
+def _cudnn(problem: str | None) -> list[Finding]:
+    if problem is None:
+        return []
+    return [Finding("cuDNN", f"off: {problem}; attention runs on kernels of our own", "note")]
+
+
+def _gpu_kernels() -> list[Finding]:
+    """For each op the kernels that training would run on the device, the one for most of its calls first."""
+    from ..engine import cuda
+
+    if cuda.unavailable() is not None:
+        return []
+    from ..bench.kernels import chosen_kernels
+
+    return [Finding(f"cuda kernels of {op}", ", ".join(names)) for op, names in chosen_kernels("cuda").items()]
 
 
 def _memory() -> list[Finding]:

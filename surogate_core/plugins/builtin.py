@@ -21,8 +21,11 @@ def surogate_ops(register):
 
 @hookimpl
 def surogate_backends(register):
+    from ..engine import cuda
+
     library = Path(__file__).resolve().parent.parent / "lib" / "libsurogate_cpu.so"
     register("cpu", Backend(name="cpu", library=library))
+    register("cuda", Backend(name="cuda", library=cuda.LIBRARY, unavailable=cuda.unavailable))
 
 
 @hookimpl

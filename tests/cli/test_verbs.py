@@ -214,7 +214,7 @@ def test_doctor_of_a_healthy_machine(run, healthy, tmp_path):
     assert shown.exit_code == 0, shown.output
     assert "avx2" in shown.stdout and "amx" not in shown.stdout
     assert "ok kernel library cpu: 0.1, 7 kernels, /lib/cpu.so\n" in shown.stdout
-    for subject in ("python:", "gpu driver:", "memory:", "disk:", "plugin surogate-tidy 1.2:"):
+    for subject in ("python:", "gpu:", "memory:", "disk:", "plugin surogate-tidy 1.2:"):
         assert subject in shown.stdout
 
 
