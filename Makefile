@@ -1,14 +1,16 @@
 # make demo    set up, build, then fine-tune, merge, export and ask SmolLM2-135M (QUICK=1: half the data)
 # make test    set up, build, then run the whole CPU test-suite (ARGS='-k packing' goes to pytest)
 # make native  rebuild the native code after a change
+# make sanitize  run every CUDA kernel at small sizes under compute-sanitizer
 # make clean   remove everything that the above made, the virtual environment included
 #
-# Needed beforehand, and named when missing: Python 3.11 or later with venv and headers, and a C++20 compiler.
+# Needed beforehand, and named when missing: Python 3.11 or later with venv and headers, and a C++20 compiler. Where nvcc 13
+# is found, the CUDA backend is built too, for the GPUs of this machine (for Hopper where there is none).
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .ONESHELL:
 .DEFAULT_GOAL := help
-.PHONY: help demo test native clean
+.PHONY: help demo test native sanitize clean
 
 VENV := .venv
 PY := $(VENV)/bin/python
@@ -43,9 +45,20 @@ $(VENV)/.core-ready: $(PY) $(PROJECTS) $(NATIVE_SETUP)
 	@echo "== installing what the core needs, building it, and installing the plugins (a minute or two)"
 	$(call LISTED,build-system requires) > $(VENV)/requirements.txt
 	$(PIP) -r $(VENV)/requirements.txt 'cmake>=3.26' 'flit-core>=3.11,<4'
-	$(PIP) --no-build-isolation -e .
+	$(PY) cmake/build_backend.py > $(VENV)/requirements-cuda.txt
+	if [ -s $(VENV)/requirements-cuda.txt ]; then
+	  $(call LISTED,project optional-dependencies cuda) >> $(VENV)/requirements-cuda.txt
+	  sort -u -o $(VENV)/requirements-cuda.txt $(VENV)/requirements-cuda.txt
+	  $(PIP) -r $(VENV)/requirements-cuda.txt
+	fi
+	$(PIP) --no-build-isolation -e . -C cmake.define.SUROGATE_CUDA_ARCHITECTURES=native
 	$(PIP) --no-build-isolation $(addprefix -e ./,$(PLUGINS))
 	touch $@
+
+sanitize: native
+	@for tool in memcheck racecheck; do
+	  compute-sanitizer --tool $$tool --error-exitcode 1 --print-limit 20 $(PY) tests/cuda/sanitize.py $(ARGS)
+	done
 
 $(VENV)/.test-ready: $(VENV)/.core-ready
 	@echo "== installing what the tests compare with (torch, transformers, peft)"
