@@ -1,0 +1,67 @@
+// N elements of a row at a time: as packs where addresses allow it (`packed`), one by one where they don't and at a row's
+// end. `left` is how many elements the row still has; none are touched beyond it, and it may be zero or negative.
+#pragma once
+
+#include "kernel.cuh"
+
+namespace sg::cuda {
+
+template <int N, bool packed, class T>
+__device__ inline void load_upto(const T *from, int64_t left, float (&to)[N]) {
+  if (packed && left >= N) {
+    load<N>(from, to);
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < N; ++i) to[i] = i < left ? to_float(from[i]) : 0.0f;
+}
+
+template <int N, bool packed, class T>
+__device__ inline void store_upto(T *to, int64_t left, const float (&from)[N]) {
+  if (packed && left >= N) {
+    store<N>(to, from);
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    if (i < left) to[i] = from_float<T>(from[i]);
+  }
+}
+
+// body(std::true_type{}) where `whole`, else body(std::false_type{}): the true body gives load_upto a constant `left`, so that
+// nothing stands between its loads and all of them are in flight at once.
+template <class Body>
+__device__ inline void with_whole(bool whole, Body &&body) {
+  if (whole) {
+    body(std::true_type{});
+  } else {
+    body(std::false_type{});
+  }
+}
+
+// Elements of a pack such that the widest of the types moves 16 bytes.
+template <class... T>
+constexpr int pack_of() {
+  return (... && (sizeof(T) == 2)) ? 8 : 4;
+}
+
+template <int N, class T>
+inline bool is_aligned(const T *p) {
+  return can_pack<N>(p, N);
+}
+
+// Tasks of one warp each, in blocks of this many threads.
+constexpr int kWarpTaskThreads = 256;
+inline unsigned warp_task_blocks(int64_t tasks) {
+  return static_cast<unsigned>(ceil_div(tasks, kWarpTaskThreads / 32));
+}
+
+#ifdef __CUDACC__
+__device__ inline int64_t warp_task() {
+  return (static_cast<int64_t>(blockIdx.x) * kWarpTaskThreads + threadIdx.x) / 32;
+}
+__device__ inline int lane_index() { return threadIdx.x % 32; }
+__device__ inline float not_a_number() { return __int_as_float(0x7fffffff); }
+#endif
+
+}  // namespace sg::cuda
