@@ -1,0 +1,522 @@
+// rms_norm, rms_norm_grad, rms_norm_weight_grad: see surogate_core/ops/rms_norm.py for the formulas.
+//
+// Shapes: rows of N elements, f32 or bf16 in any mixture; the weight f32, bf16 or f16; rstd f32. The floor is bytes:
+// rms_norm reads x and writes y, rms_norm_grad reads dy, x and the addend and writes dx, the weight's gradient reads dy
+// and x, each once.
+//
+// A row is held in registers between its sum and its use, so it crosses memory once. Short rows (a head) are shared by
+// 1 to 32 lanes, a block working on many of them; long rows by a block. Blocks walk over rows, which lets the weight
+// stay in registers too. Rows that cannot be moved in packs, or are too long for registers, are read twice, the second
+// time from the caches.
+#include <initializer_list>
+
+#include "rows.cuh"
+
+namespace sg::cuda {
+namespace {
+
+constexpr int kGroupedThreads = 256;  // of a block that works on several rows, or on rows of any form
+constexpr int kMaxThreads = 1024;
+
+bool is_weight_vector(const sg_tensor *w, const sg_tensor *x) {
+  const bool plain = w->dtype == SG_F32 || w->dtype == SG_BF16 || w->dtype == SG_F16;
+  return plain && w->rank == 1 && w->shape[0] == last_dim(x) && is_dense(w);
+}
+bool is_rstd(const sg_tensor *rstd, const sg_tensor *x) {
+  return rstd->dtype == SG_F32 && num_elements(rstd) == num_rows(x) && is_dense(rstd);
+}
+bool is_rows_like(const sg_tensor *t, const sg_tensor *x) {
+  return is_activation(t) && same_shape(t, x) && has_packable_rows(t);
+}
+
+// Row r is row r % inner of the first axis' index r / inner.
+struct RowGrid {
+  int64_t rows, inner, n;
+};
+
+// `inner` is 1, and every stride n, unless some operand has gaps.
+RowGrid row_grid(std::initializer_list<const sg_tensor *> operands) {
+  const sg_tensor *x = *operands.begin();
+  RowGrid grid{num_rows(x), 1, last_dim(x)};
+  for (const sg_tensor *t : operands) {
+    if (t != nullptr && !is_dense(t)) grid.inner = num_rows(x) / x->shape[0];
+  }
+  return grid;
+}
+template <class T>
+Rows<T> rows_on(const RowGrid &grid, const sg_tensor *t) {
+  if (t == nullptr) return {nullptr, 0};
+  return rows_of<T>(t, grid.inner * grid.n);
+}
+
+struct Place {
+  int64_t outer, inner;
+};
+__device__ inline Place locate(const RowGrid &grid, int64_t row) {
+  if (grid.inner == 1) return {row, 0};
+  const int64_t outer = row / grid.inner;
+  return {outer, row - outer * grid.inner};
+}
+template <class T>
+__device__ inline T *row_at(const Rows<T> &rows, const Place &place, const RowGrid &grid) {
+  return rows.data + place.outer * rows.stride + place.inner * grid.n;
+}
+
+// weight + unit_offset, read in fp32.
+struct Weight {
+  const void *data;
+  int32_t dtype;
+  float offset;
+
+  template <int V>
+  __device__ void load_pack(int64_t column, float (&to)[V]) const {
+    if (dtype == SG_F32) {
+      load<V>(static_cast<const float *>(data) + column, to);
+    } else if (dtype == SG_BF16) {
+      load<V>(static_cast<const bf16 *>(data) + column, to);
+    } else {
+      load<V>(static_cast<const f16 *>(data) + column, to);
+    }
+#pragma unroll
+    for (int i = 0; i < V; ++i) to[i] += offset;
+  }
+  template <int V>
+  bool packable() const {
+    return dtype == SG_F32 ? can_pack<V>(static_cast<const float *>(data), 0)
+                           : can_pack<V>(static_cast<const bf16 *>(data), 0);
+  }
+};
+Weight weight_of(const sg_call *call, int index) {
+  const sg_tensor *weight = input(call, index);
+  return {weight->data, weight->dtype, static_cast<float>(attr_float(call, "unit_offset", 0.0))};
+}
+
+// How the block's threads share rows: `threads` of them to a row, a power of two up to 32 or else the whole block.
+struct Share {
+  int threads, lane, row, rows;
+
+  __device__ explicit Share(int threads_per_row) : threads(threads_per_row) {
+    const bool whole = threads > 32;
+    lane = whole ? threadIdx.x : threadIdx.x & (threads - 1);
+    row = whole ? 0 : threadIdx.x / threads;
+    rows = whole ? 1 : blockDim.x / threads;
+  }
+  template <int V>
+  __device__ int column(int pack) const {
+    return (pack * threads + lane) * V;
+  }
+  // Sum over the threads of a row; all of the block call it.
+  __device__ float sum(float value, float *scratch) const {
+    if (threads > 32) return block_sum(value, scratch);
+    for (int offset = threads / 2; offset > 0; offset /= 2) value += __shfl_xor_sync(0xffffffffu, value, offset);
+    return value;
+  }
+};
+
+// A thread's packs of the row; zeros from column n on.
+template <int V, int P, class T>
+__device__ inline void load_share(const T *row, const Share &share, int n, float (&to)[P][V]) {
+#pragma unroll
+  for (int p = 0; p < P; ++p) {
+    const int column = share.column<V>(p);
+    if (column < n) {
+      load<V>(row + column, to[p]);
+    } else {
+#pragma unroll
+      for (int i = 0; i < V; ++i) to[p][i] = 0.0f;
+    }
+  }
+}
+template <int V, int P>
+__device__ inline void load_weight(const Weight &weight, const Share &share, int n, float (&to)[P][V]) {
+#pragma unroll
+  for (int p = 0; p < P; ++p) {
+    const int column = share.column<V>(p);
+    if (column < n) weight.load_pack<V>(column, to[p]);
+  }
+}
+
+// Threads of a row of n elements where each holds up to `elements`.
+int threads_for_row(int64_t n, int elements) {
+  const int64_t threads = ceil_div(n, elements);
+  if (threads > 32) return static_cast<int>(32 * ceil_div(threads, 32));
+  int power = 1;
+  while (power < threads) power *= 2;
+  return power;
+}
+bool fits_registers(int64_t n, int elements) { return n <= static_cast<int64_t>(kMaxThreads) * elements; }
+
+struct Launch {
+  int threads_per_row, block;
+  unsigned blocks;
+};
+Launch plan_rows(const RowGrid &grid, int elements) {
+  const int threads = threads_for_row(grid.n, elements), block = threads > 32 ? threads : kGroupedThreads;
+  const int64_t needed = ceil_div(grid.rows, threads > 32 ? 1 : block / threads);
+  const int64_t most = static_cast<int64_t>(device().units) * (2048 / block);
+  return {threads, block, static_cast<unsigned>(needed < most ? needed : most)};
+}
+unsigned blocks_for_any(const RowGrid &grid) {
+  const int64_t most = static_cast<int64_t>(device().units) * (2048 / kGroupedThreads);
+  return static_cast<unsigned>(grid.rows < most ? grid.rows : most);
+}
+
+// Elements that are moved together: 16 bytes of the widest operand.
+template <class... T>
+constexpr int pack_size() {
+  return ((sizeof(T) == 4) || ...) ? 4 : 8;
+}
+
+// ---- rms_norm(x[..., N], weight[N]) -> y[..., N], rstd[...]?
+
+template <class X, class Y, int V, int P>
+__global__ void __launch_bounds__(kMaxThreads)
+    rms_norm_packs(RowGrid grid, int threads, Rows<const X> x, Weight weight, float eps, Rows<Y> y, float *rstd_out) {
+  __shared__ float scratch[32];
+  const Share share(threads);
+  const int n = static_cast<int>(grid.n);
+  const float inverse_n = 1.0f / static_cast<float>(n);
+  float factor[P][V];
+  load_weight<V, P>(weight, share, n, factor);
+  const int64_t step = static_cast<int64_t>(gridDim.x) * share.rows;
+  for (int64_t first = static_cast<int64_t>(blockIdx.x) * share.rows; first < grid.rows; first += step) {
+    const int64_t row = first + share.row;
+    const int limit = row < grid.rows ? n : 0;
+    const Place place = locate(grid, row);
+    float values[P][V];
+    load_share<V, P>(row_at(x, place, grid), share, limit, values);
+    float squares = 0.0f;
+#pragma unroll
+    for (int p = 0; p < P; ++p) {
+#pragma unroll
+      for (int i = 0; i < V; ++i) squares = fmaf(values[p][i], values[p][i], squares);
+    }
+    const float rstd = rsqrtf(share.sum(squares, scratch) * inverse_n + eps);
+    Y *out = row_at(y, place, grid);
+#pragma unroll
+    for (int p = 0; p < P; ++p) {
+      const int column = share.column<V>(p);
+      if (column >= limit) continue;
+#pragma unroll
+      for (int i = 0; i < V; ++i) values[p][i] *= rstd * factor[p][i];
+      store<V>(out + column, values[p]);
+    }
+    if (rstd_out != nullptr && share.lane == 0 && limit > 0) rstd_out[row] = rstd;
+  }
+}
+
+template <class X, class Y>
+__global__ void __launch_bounds__(kGroupedThreads)
+    rms_norm_any(RowGrid grid, Rows<const X> x, Weight weight, float eps, Rows<Y> y, float *rstd_out) {
+  __shared__ float scratch[32];
+  for (int64_t row = blockIdx.x; row < grid.rows; row += gridDim.x) {
+    const Place place = locate(grid, row);
+    const X *in = row_at(x, place, grid);
+    Y *out = row_at(y, place, grid);
+    float squares = 0.0f;
+    for (int64_t i = threadIdx.x; i < grid.n; i += blockDim.x) {
+      const float value = to_float(in[i]);
+      squares = fmaf(value, value, squares);
+    }
+    const float rstd = rsqrtf(block_sum(squares, scratch) / static_cast<float>(grid.n) + eps);
+    for (int64_t i = threadIdx.x; i < grid.n; i += blockDim.x) {
+      float factor[1];
+      weight.load_pack<1>(i, factor);
+      out[i] = from_float<Y>(to_float(in[i]) * (rstd * factor[0]));
+    }
+    if (rstd_out != nullptr && threadIdx.x == 0) rstd_out[row] = rstd;
+  }
+}
+
+int32_t supports(const sg_call *call) {
+  const sg_tensor *x = input(call, 0), *weight = input(call, 1), *y = output(call, 0), *rstd = output(call, 1);
+  if (x == nullptr || weight == nullptr || y == nullptr || x->rank < 1 || last_dim(x) < 1) return 0;
+  if (!is_rows_like(x, x) || !is_rows_like(y, x) || !is_weight_vector(weight, x)) return 0;
+  if (rstd != nullptr && !is_rstd(rstd, x)) return 0;
+  return 10;
+}
+
+int32_t run(const sg_call *call) {
+  const sg_tensor *x = input(call, 0), *y = output(call, 0);
+  if (num_rows(x) == 0) return SG_OK;
+  const RowGrid grid = row_grid({x, y});
+  const Weight weight = weight_of(call, 1);
+  const float eps = static_cast<float>(attr_float(call, "eps", 1e-5));
+  float *rstd = data<float>(output(call, 1));
+  with_type(x, [&]<class X>(X) {
+    with_type(y, [&]<class Y>(Y) {
+      constexpr int V = pack_size<X, Y>();
+      const Rows<const X> in = rows_on<const X>(grid, x);
+      const Rows<Y> out = rows_on<Y>(grid, y);
+      const auto go = [&](auto kernel, int elements) {
+        const Launch plan = plan_rows(grid, elements);
+        kernel<<<plan.blocks, plan.block, 0, stream(call)>>>(grid, plan.threads_per_row, in, weight, eps, out, rstd);
+      };
+      const bool packs = grid.n % V == 0 && can_pack_rows<V>(in) && can_pack_rows<V>(out) && weight.packable<V>();
+      if (!packs || !fits_registers(grid.n, 16)) {
+        rms_norm_any<X, Y><<<blocks_for_any(grid), kGroupedThreads, 0, stream(call)>>>(grid, in, weight, eps, out, rstd);
+      } else if (grid.n <= 32 * 8) {
+        go(rms_norm_packs<X, Y, V, 8 / V>, 8);
+      } else {
+        go(rms_norm_packs<X, Y, V, 16 / V>, 16);
+      }
+    });
+  });
+  return launched(call);
+}
+
+constexpr sg_kernel kernel = describe_kernel("rms_norm", "cuda", 0, supports, nullptr, run);
+SG_REGISTER_KERNEL(kernel);
+
+// ---- rms_norm_grad(dy, x, weight, rstd, addend?) -> dx
+// dx = rstd * g - c * x + addend with g = dy * weight and c = rstd^3 * mean(g * x).
+
+template <class G, class X, class Out, int V, int P>
+__global__ void __launch_bounds__(kMaxThreads)
+    rms_norm_grad_packs(RowGrid grid, int threads, Rows<const G> dy, Rows<const X> x, Weight weight, const float *rstd,
+                        Rows<const Out> addend, Rows<Out> dx) {
+  // Where registers suffice the weight stays in them and the addend comes with the rest; else the weight is read from
+  // the caches for each row, and the addend after the sum.
+  constexpr bool roomy = P * V <= 8;
+  __shared__ float scratch[32];
+  const Share share(threads);
+  const int n = static_cast<int>(grid.n);
+  const float inverse_n = 1.0f / static_cast<float>(n);
+  float factor[P][V];
+  if constexpr (roomy) load_weight<V, P>(weight, share, n, factor);
+  const int64_t step = static_cast<int64_t>(gridDim.x) * share.rows;
+  for (int64_t first = static_cast<int64_t>(blockIdx.x) * share.rows; first < grid.rows; first += step) {
+    const int64_t row = first + share.row;
+    const int limit = row < grid.rows ? n : 0, addend_limit = addend.data != nullptr ? limit : 0;
+    const Place place = locate(grid, row);
+    float g[P][V], values[P][V], added[P][V];
+    load_share<V, P>(row_at(dy, place, grid), share, limit, g);
+    load_share<V, P>(row_at(x, place, grid), share, limit, values);
+    if constexpr (roomy) load_share<V, P>(row_at(addend, place, grid), share, addend_limit, added);
+    const float scale = limit > 0 ? rstd[row] : 0.0f;
+    float dot = 0.0f;
+#pragma unroll
+    for (int p = 0; p < P; ++p) {
+      const int column = share.column<V>(p);
+      if (column >= limit) continue;
+      if constexpr (!roomy) weight.load_pack<V>(column, factor[p]);
+#pragma unroll
+      for (int i = 0; i < V; ++i) {
+        g[p][i] *= factor[p][i];
+        dot = fmaf(g[p][i], values[p][i], dot);
+      }
+    }
+    const float c = scale * scale * scale * (share.sum(dot, scratch) * inverse_n);
+    if constexpr (!roomy) load_share<V, P>(row_at(addend, place, grid), share, addend_limit, added);
+    Out *out = row_at(dx, place, grid);
+#pragma unroll
+    for (int p = 0; p < P; ++p) {
+      const int column = share.column<V>(p);
+      if (column >= limit) continue;
+#pragma unroll
+      for (int i = 0; i < V; ++i) g[p][i] = fmaf(-c, values[p][i], scale * g[p][i]) + added[p][i];
+      store<V>(out + column, g[p]);
+    }
+  }
+}
+
+template <class G, class X, class Out>
+__global__ void __launch_bounds__(kGroupedThreads)
+    rms_norm_grad_any(RowGrid grid, Rows<const G> dy, Rows<const X> x, Weight weight, const float *rstd,
+                      Rows<const Out> addend, Rows<Out> dx) {
+  __shared__ float scratch[32];
+  for (int64_t row = blockIdx.x; row < grid.rows; row += gridDim.x) {
+    const Place place = locate(grid, row);
+    const G *g = row_at(dy, place, grid);
+    const X *in = row_at(x, place, grid);
+    const Out *added = addend.data != nullptr ? row_at(addend, place, grid) : nullptr;
+    Out *out = row_at(dx, place, grid);
+    float dot = 0.0f, factor[1];
+    for (int64_t i = threadIdx.x; i < grid.n; i += blockDim.x) {
+      weight.load_pack<1>(i, factor);
+      dot = fmaf(to_float(g[i]) * factor[0], to_float(in[i]), dot);
+    }
+    const float scale = rstd[row];
+    const float c = scale * scale * scale * (block_sum(dot, scratch) / static_cast<float>(grid.n));
+    for (int64_t i = threadIdx.x; i < grid.n; i += blockDim.x) {
+      weight.load_pack<1>(i, factor);
+      const float value = fmaf(-c, to_float(in[i]), scale * (to_float(g[i]) * factor[0]));
+      out[i] = from_float<Out>(value + (added != nullptr ? to_float(added[i]) : 0.0f));
+    }
+  }
+}
+
+int32_t grad_supports(const sg_call *call) {
+  const sg_tensor *dy = input(call, 0), *x = input(call, 1), *weight = input(call, 2), *rstd = input(call, 3);
+  const sg_tensor *addend = input(call, 4), *dx = output(call, 0);
+  if (!dy || !x || !weight || !rstd || !dx || x->rank < 1 || last_dim(x) < 1) return 0;
+  if (!is_rows_like(x, x) || !is_rows_like(dy, x) || !is_rows_like(dx, x)) return 0;
+  if (!is_weight_vector(weight, x) || !is_rstd(rstd, x)) return 0;
+  if (addend != nullptr && (addend->dtype != dx->dtype || !is_rows_like(addend, x))) return 0;
+  return 10;
+}
+
+int32_t grad_run(const sg_call *call) {
+  const sg_tensor *dy = input(call, 0), *x = input(call, 1), *addend = input(call, 4), *dx = output(call, 0);
+  if (num_rows(x) == 0) return SG_OK;
+  const RowGrid grid = row_grid({x, dy, addend, dx});
+  const Weight weight = weight_of(call, 2);
+  const float *rstd = data<float>(input(call, 3));
+  with_type(dy, [&]<class G>(G) {
+    with_type(x, [&]<class X>(X) {
+      with_type(dx, [&]<class Out>(Out) {
+        constexpr int V = pack_size<G, X, Out>();
+        const Rows<const G> g = rows_on<const G>(grid, dy);
+        const Rows<const X> in = rows_on<const X>(grid, x);
+        const Rows<const Out> added = rows_on<const Out>(grid, addend);
+        const Rows<Out> out = rows_on<Out>(grid, dx);
+        const auto go = [&](auto kernel, int elements) {
+          const Launch plan = plan_rows(grid, elements);
+          kernel<<<plan.blocks, plan.block, 0, stream(call)>>>(grid, plan.threads_per_row, g, in, weight, rstd, added,
+                                                               out);
+        };
+        const bool packs = grid.n % V == 0 && can_pack_rows<V>(g) && can_pack_rows<V>(in) && can_pack_rows<V>(added) &&
+                           can_pack_rows<V>(out) && weight.packable<V>();
+        if (!packs || !fits_registers(grid.n, 16)) {
+          rms_norm_grad_any<G, X, Out>
+              <<<blocks_for_any(grid), kGroupedThreads, 0, stream(call)>>>(grid, g, in, weight, rstd, added, out);
+        } else if (fits_registers(grid.n, 8)) {
+          go(rms_norm_grad_packs<G, X, Out, V, 8 / V>, 8);
+        } else {
+          go(rms_norm_grad_packs<G, X, Out, V, 16 / V>, 16);
+        }
+      });
+    });
+  });
+  return launched(call);
+}
+
+constexpr sg_kernel grad_kernel = describe_kernel("rms_norm_grad", "cuda", 4, grad_supports, nullptr, grad_run);
+SG_REGISTER_KERNEL(grad_kernel);
+
+// ---- rms_norm_weight_grad(dy, x, rstd) -> dweight[N] +=
+// Rows are cut into chunks by shape. A block adds up a chunk for 32 V columns: each warp takes every eighth row, columns
+// in registers, and the warps' sums are added in order. The chunks' sums are then added in a fixed order.
+
+constexpr int kWarps = kGroupedThreads / 32;
+
+struct Chunks {
+  int64_t count, rows;
+};
+// About 1024 blocks of 128 columns, but no chunk of fewer than 32 rows.
+Chunks chunks_of(const sg_tensor *x) {
+  const int64_t rows = num_rows(x), wanted = ceil_div(1024, ceil_div(last_dim(x), 128));
+  const int64_t each = ceil_div(rows, wanted), taken = each > 32 ? each : 32;
+  return {ceil_div(rows, taken), taken};
+}
+
+template <int V, int R, class G, class X>
+__device__ inline void add_rows(const RowGrid &grid, const Rows<const G> &dy, const Rows<const X> &x, const float *rstd,
+                                int64_t row, int64_t column, float (&sums)[V]) {
+  float g[R][V], values[R][V], scale[R];
+#pragma unroll
+  for (int r = 0; r < R; ++r) {
+    const Place place = locate(grid, row + r * kWarps);
+    load<V>(row_at(dy, place, grid) + column, g[r]);
+    load<V>(row_at(x, place, grid) + column, values[r]);
+    scale[r] = rstd[row + r * kWarps];
+  }
+#pragma unroll
+  for (int r = 0; r < R; ++r) {
+#pragma unroll
+    for (int i = 0; i < V; ++i) sums[i] = fmaf(g[r][i], values[r][i] * scale[r], sums[i]);
+  }
+}
+
+template <class G, class X, int V>
+__global__ void __launch_bounds__(kGroupedThreads)
+    sum_chunks(RowGrid grid, int64_t chunk_rows, Rows<const G> dy, Rows<const X> x, const float *rstd, float *partials) {
+  __shared__ float scratch[kWarps][32 * V];
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int64_t base = static_cast<int64_t>(blockIdx.x) * (32 * V), column = base + lane * V;
+  const int64_t begin = blockIdx.y * chunk_rows;
+  const int64_t end = begin + chunk_rows < grid.rows ? begin + chunk_rows : grid.rows;
+  float sums[V] = {};
+  if (column < grid.n) {
+    int64_t row = begin + warp;
+    for (; row + 3 * kWarps < end; row += 4 * kWarps) add_rows<V, 4>(grid, dy, x, rstd, row, column, sums);
+    for (; row < end; row += kWarps) add_rows<V, 1>(grid, dy, x, rstd, row, column, sums);
+  }
+#pragma unroll
+  for (int i = 0; i < V; ++i) scratch[warp][lane * V + i] = sums[i];
+  __syncthreads();
+  const int mine = threadIdx.x;
+  if (mine >= 32 * V || base + mine >= grid.n) return;
+  float sum = 0.0f;
+#pragma unroll
+  for (int w = 0; w < kWarps; ++w) sum += scratch[w][mine];
+  partials[blockIdx.y * grid.n + base + mine] = sum;
+}
+
+// One block for 32 columns: warp w adds up the chunks w, w + 32, ...; then the warps' sums are added in order.
+__global__ void __launch_bounds__(kMaxThreads)
+    add_chunks(const float *partials, int64_t chunks, int64_t n, float *dweight) {
+  __shared__ float scratch[32][32];
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int64_t column = static_cast<int64_t>(blockIdx.x) * 32 + lane;
+  float sum = 0.0f;
+  if (column < n) {
+#pragma unroll 4
+    for (int64_t chunk = warp; chunk < chunks; chunk += 32) sum += partials[chunk * n + column];
+  }
+  scratch[warp][lane] = sum;
+  __syncthreads();
+  if (warp != 0 || column >= n) return;
+  sum = 0.0f;
+#pragma unroll
+  for (int w = 0; w < 32; ++w) sum += scratch[w][lane];
+  dweight[column] += sum;
+}
+
+int32_t weight_grad_supports(const sg_call *call) {
+  const sg_tensor *dy = input(call, 0), *x = input(call, 1), *rstd = input(call, 2), *dweight = output(call, 0);
+  if (!dy || !x || !rstd || !dweight || x->rank < 1 || last_dim(x) < 1) return 0;
+  if (!is_rows_like(x, x) || !is_rows_like(dy, x) || !is_rstd(rstd, x)) return 0;
+  if (dweight->dtype != SG_F32 || num_elements(dweight) != last_dim(x) || !is_dense(dweight)) return 0;
+  return 10;
+}
+
+size_t weight_grad_workspace(const sg_call *call) {
+  const sg_tensor *x = call->inputs[1];
+  return static_cast<size_t>(chunks_of(x).count * last_dim(x)) * sizeof(float);
+}
+
+int32_t weight_grad_run(const sg_call *call) {
+  const sg_tensor *dy = input(call, 0), *x = input(call, 1);
+  if (num_rows(x) == 0) return SG_OK;
+  const RowGrid grid = row_grid({x, dy});
+  const Chunks chunks = chunks_of(x);
+  const float *rstd = data<float>(input(call, 2));
+  float *partials = static_cast<float *>(call->workspace);
+  with_type(dy, [&]<class G>(G) {
+    with_type(x, [&]<class X>(X) {
+      constexpr int V = pack_size<G, X>();
+      const Rows<const G> g = rows_on<const G>(grid, dy);
+      const Rows<const X> in = rows_on<const X>(grid, x);
+      const auto go = [&](auto kernel, int columns) {
+        const dim3 blocks(static_cast<unsigned>(ceil_div(grid.n, columns)), static_cast<unsigned>(chunks.count));
+        kernel<<<blocks, kGroupedThreads, 0, stream(call)>>>(grid, chunks.rows, g, in, rstd, partials);
+      };
+      if (grid.n % V == 0 && can_pack_rows<V>(g) && can_pack_rows<V>(in)) {
+        go(sum_chunks<G, X, V>, 32 * V);
+      } else {
+        go(sum_chunks<G, X, 1>, 32);
+      }
+    });
+  });
+  add_chunks<<<static_cast<unsigned>(ceil_div(grid.n, 32)), kMaxThreads, 0, stream(call)>>>(
+      partials, chunks.count, grid.n, data<float>(output(call, 0)));
+  return launched(call);
+}
+
+constexpr sg_kernel weight_grad_kernel = describe_kernel("rms_norm_weight_grad", "cuda", -1, weight_grad_supports,
+                                                         weight_grad_workspace, weight_grad_run);
+SG_REGISTER_KERNEL(weight_grad_kernel);
+
+}  // namespace
+}  // namespace sg::cuda
