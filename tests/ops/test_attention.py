@@ -8,15 +8,15 @@ import pytest
 from surogate_core import engine
 from surogate_core.ops.attention import reference_attention, reference_attention_grad
 
+from .backends import backends, choices, names, usable
+
 RNG = np.random.default_rng(11)
 ATTRS = {"scale": 0.125, "causal": 1, "window": 0, "softcap": 0.0}
 
 
 def kernels(op: str) -> list[str]:
     """The kernels of `op` that this processor runs on fp32 operands."""
-    features = engine.cpu_features()
-    usable = {"avx2": features["avx2"], "avx512": features["avx512f"] and features["avx512vnni"]}
-    return [k["name"] for k in engine.kernels() if k["op"] == op and usable.get(k["name"], False)]
+    return usable(op, ("avx2", "avx512"))
 
 
 def paged_call(kernel: str, q, caches, ids, positions, tables, window: int, threads: int) -> np.ndarray:

@@ -10,13 +10,13 @@ import pytest
 from surogate_core import engine, ops
 from surogate_core.ops import conformance
 from surogate_core.ops.record import Op, Operand, Sample, TensorType, Tolerance
-from surogate_core.plugins import get_manager
+
+from . import backends
 
 OPS = ops.registered()
-get_manager().load_kernels()
-# Taken now: other tests of this process may bring kernels of their own later.
-AT_START = [k for k in engine.kernels() if k["backend"] == "cpu"]
-KERNELS = [k for k in AT_START if k["op"] in OPS]
+KERNELS = [k for k in backends.kernels() if k["op"] in OPS]
+THREADS = {"cpu": (1, 2, 3), "cuda": (1, 1)}
+"""How often each kernel runs a case, and with how many threads: the same bits are asked for every time."""
 
 
 @cache
@@ -25,31 +25,40 @@ def cases(name: str) -> list[conformance.Case]:
 
 
 @cache
-def verdict(op: str, name: str) -> conformance.Verdict:
-    kernel = next(k for k in KERNELS if (k["op"], k["name"]) == (op, name))
-    return conformance.check_kernel(kernel, cases(op))
+def verdict(op: str, backend: str, name: str) -> conformance.Verdict:
+    kernel = next(k for k in KERNELS if (k["op"], k["backend"], k["name"]) == (op, backend, name))
+    return conformance.check_kernel(kernel, cases(op), THREADS[backend])
 
 
-@pytest.mark.parametrize("kernel", KERNELS, ids=lambda k: f"{k['op']}-{k['name']}")
+def of_backend(backend: str) -> tuple:
+    return (pytest.mark.cuda,) if backend == "cuda" else ()
+
+
+@pytest.mark.parametrize(
+    "kernel",
+    [pytest.param(k, id=f"{k['backend']}-{k['op']}-{k['name']}", marks=of_backend(k["backend"])) for k in KERNELS],
+)
 def test_kernel_agrees_with_the_reference(kernel):
-    features = engine.cpu_features()
     wants_avx512 = kernel["name"].startswith("avx512")
-    if wants_avx512 and not features["avx512f"]:
+    if wants_avx512 and not engine.cpu_features()["avx512f"]:
         pytest.skip("this processor has no AVX-512")
-    found = verdict(kernel["op"], kernel["name"])
+    found = verdict(kernel["op"], kernel["backend"], kernel["name"])
     assert not found.problems, "\n".join(found.problems[:20])
     assert found.supported, "no sample of the op exercises this kernel"
 
 
-@pytest.mark.parametrize("name", sorted(OPS))
-def test_every_case_of_an_op_has_a_kernel(name):
-    supported = {id(case) for k in KERNELS if k["op"] == name for case in verdict(name, k["name"]).supported}
+@pytest.mark.parametrize(
+    "name, backend",
+    [*((name, "cpu") for name in sorted(OPS)), *(pytest.param(name, "cuda", marks=pytest.mark.cuda) for name in ops.ALL)],
+)
+def test_every_case_of_an_op_has_a_kernel(name, backend):
+    supported = {id(case) for each in backends.names(name, backend) for case in verdict(name, backend, each).supported}
     missing = [str(case) for case in cases(name) if id(case) not in supported]
-    assert not missing, "no CPU kernel runs:\n" + "\n".join(missing[:20])
+    assert not missing, f"no kernel of {backend} runs:\n" + "\n".join(missing[:20])
 
 
 def test_every_kernel_belongs_to_a_registered_op():
-    assert {k["op"] for k in AT_START} <= set(OPS)
+    assert {k["op"] for k in backends.kernels()} <= set(OPS)
 
 
 # ---- the harness itself must be able to fail

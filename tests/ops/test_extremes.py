@@ -8,9 +8,12 @@ import pytest
 from surogate_core import engine, ops
 from surogate_core.weights.quants import bf16_to_f32, f32_to_bf16
 
-NAMES = [k["name"] for k in engine.kernels() if k["op"] == "glu" and k["backend"] == "cpu"]
-FEATURE = {"avx2": "avx2", "avx512": "avx512f", "avx512bf16": "avx512bf16"}
-KERNELS = [name for name in NAMES if name in FEATURE and engine.cpu_features()[FEATURE[name]]]
+from .backends import backends, usable
+
+KERNELS = [
+    *(pytest.param({"backend": "cpu", "kernel": name}, id=name) for name in usable("glu")),
+    *backends()[1:],
+]
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -20,7 +23,7 @@ def test_cast_to_bf16_rounds_to_even_and_keeps_nan(kernel):
          0xFFFFFFFF, 0x00800000], np.uint32
     )
     x, y = bits.view(np.float32), np.zeros(len(bits), np.uint16)
-    engine.run_op("cast", [x], [(y, "bf16", y.shape)], {"out_dtype": "bf16"}, kernel=kernel)
+    engine.run_op("cast", [x], [(y, "bf16", y.shape)], {"out_dtype": "bf16"}, **kernel)
     nan = np.isnan(x)
     assert np.isnan(bf16_to_f32(y)[nan]).all()
     np.testing.assert_array_equal(y[~nan], f32_to_bf16(x)[~nan])
@@ -33,8 +36,8 @@ def test_activations_over_the_whole_range(kernel, activation):
     gate = gate.astype(np.float32)[None]
     one, h, dgate, dup = np.ones_like(gate), *(np.full_like(gate, np.nan) for _ in range(3))
     attrs = {"activation": activation}
-    engine.run_op("glu", [gate, one], [h], attrs, kernel=kernel)
-    engine.run_op("glu_grad", [one, gate, one], [dgate, dup], attrs, kernel=kernel)
+    engine.run_op("glu", [gate, one], [h], attrs, **kernel)
+    engine.run_op("glu_grad", [one, gate, one], [dgate, dup], attrs, **kernel)
     wide = {"dh": one.astype(np.float64), "gate": gate.astype(np.float64), "up": one.astype(np.float64)}
     with np.errstate(over="ignore"):
         slope, value = ops.get("glu_grad").reference(wide, attrs, {})
@@ -48,7 +51,7 @@ def test_activations_over_the_whole_range(kernel, activation):
 def test_nan_spreads_through_activations(kernel, activation):
     gate, up = np.array([[np.nan, 1.0, 1.0]], np.float32), np.array([[1.0, np.nan, 1.0]], np.float32)
     h = np.zeros_like(gate)
-    engine.run_op("glu", [gate, up], [h], {"activation": activation}, kernel=kernel)
+    engine.run_op("glu", [gate, up], [h], {"activation": activation}, **kernel)
     assert np.isnan(h[0, :2]).all() and np.isfinite(h[0, 2])
 
 
@@ -56,7 +59,7 @@ def test_nan_spreads_through_activations(kernel, activation):
 def test_softcap_saturates_and_is_exact_near_zero(kernel):
     x = np.array([-1e30, -1e4, -50.0, -1e-3, 0.0, 1e-6, 2.9, 3.1, 1e30, np.inf], np.float32)
     y = np.zeros_like(x)
-    engine.run_op("softcap", [x], [y], {"cap": 30.0}, kernel=kernel)
+    engine.run_op("softcap", [x], [y], {"cap": 30.0}, **kernel)
     np.testing.assert_allclose(y, 30.0 * np.tanh(x.astype(np.float64) / 30.0), rtol=1e-6)
 
 
@@ -65,8 +68,8 @@ def test_a_nan_in_a_row_reaches_the_norm(kernel):
     x, weight = np.ones((2, 40), np.float32), np.ones(40, np.float32)
     x[0, 33] = np.nan
     y, rstd = np.zeros_like(x), np.zeros(2, np.float32)
-    engine.run_op("rms_norm", [x, weight], [y, rstd], {"eps": 1e-5}, kernel=kernel)
+    engine.run_op("rms_norm", [x, weight], [y, rstd], {"eps": 1e-5}, **kernel)
     assert np.isnan(y[0]).all() and np.isfinite(y[1]).all()
     norm = np.zeros(1, np.float32)
-    engine.run_op("global_norm", [x.reshape(-1)], [norm])
+    engine.run_op("global_norm", [x.reshape(-1)], [norm], backend=kernel["backend"])
     assert np.isnan(norm[0])

@@ -11,11 +11,13 @@ from surogate_core import engine
 from surogate_core.engine import EngineError, onednn
 from surogate_core.weights.quants import f32_to_bf16, quantize
 
+from . import backends
+
 QUANTISED = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k", "q5_k", "q6_k")
 
 
 def names(op: str, ending: str = "") -> list[str]:
-    return [k["name"] for k in engine.kernels() if k["op"] == op and k["name"].endswith(ending)]
+    return [name for name in backends.names(op) if name.endswith(ending)]
 
 
 def weight(rng, dtype: str, rows: int, width: int):
