@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,16 +61,27 @@ def prepare(config: TrainConfig, mode: Mode) -> Prepared:
         raise ConfigError(f"backend {config.backend!r} cannot be used here: {reason}")
     model = open_model(config, manager)
     tokenizer = open_tokenizer(config.tokenizer) if config.tokenizer else model.tokenizer()
+    weights = FrozenWeights(model, manager.recipes[config.recipe].compute)
+    return plan_run(
+        config, mode, manager, model, weights, tokenizer, lambda: load_data(config, mode, tokenizer, manager)
+    )
+
+
+def plan_run(
+    config: TrainConfig, mode: Mode, manager: PluginManager, model: LoadedModel, weights: FrozenWeights, tokenizer: Any,
+    read_data: Callable[[], tuple[TokenDataset, dict[str, TokenDataset]]],
+) -> Prepared:
+    """`prepare` with the model at hand. ``read_data`` is called once the settings are known to be good; of the tokenizer
+    only its pad_token_id is read."""
     recipe = manager.recipes[config.recipe]
     adapter = lora_spec(config, model) if config.lora else None
     optimizer = manager.optimizers[config.optimizer].from_config(config)
     strategy = manager.strategies[config.strategy]
-    train, validation = load_data(config, mode, tokenizer, manager)
+    train, validation = read_data()
     for data in (train, *validation.values()):
         check_vocabulary(data, model.hyperparameters.vocab_size)
     loader = _loader(config, train, tokenizer, config.gradient_accumulation_steps, shuffle=True)
     evaluations = {name: _loader(config, data, tokenizer, 1, shuffle=False) for name, data in validation.items()}
-    weights = FrozenWeights(model, recipe.compute)
     documents = max([loader.max_documents, *(e.max_documents for e in evaluations.values())])
     bindings = {"T": loader.num_tokens, "D": documents + 1}
     budget = _budget(config)
