@@ -1,0 +1,245 @@
+// embedding_weight_grad(tokens[T], dy[T, D]) -> dweight[V, D] f32: dweight[tokens[t]] += scale * dy[t]. Tokens outside
+// [0, V) are skipped.
+//
+// Floor: dy once, and a row of dweight read and written for each distinct token. No atomics, and sums whose order is fixed
+// by the tokens alone:
+//   1. sort_tiles   keys (token, position) of kTile tokens each are sorted in shared memory
+//   2. rank_keys    a key's place is its place in its tile plus, from a binary search in every other tile, the number of
+//                   keys below it. Lanes of a warp search tiles side by side.
+//   3. sum_runs     the sorted keys are cut into segments of 32. A warp adds the rows of a segment, in order, for some
+//                   columns; runs of one token that lie within go to dweight at once. A run that begins before the segment
+//                   leaves its part in head[segment], one that begins here and goes on in tail[segment].
+//   4. join_runs    where a run crosses segments: its tail and the heads that follow, in order.
+// So a token that fills the batch (padding) is summed by as many warps as any other tokens.
+#include "vectors.cuh"
+
+namespace sg::cuda {
+namespace {
+
+using Key = unsigned long long;  // token << 32 | position; a token outside the table sorts behind all others
+constexpr Key kNoKey = ~0ull;
+constexpr uint32_t kNoToken = 0xffffffffu;
+constexpr int kSortThreads = 1024, kTile = 2 * kSortThreads;
+constexpr int kSegment = 32;        // keys, one a lane
+constexpr int kColumns = 32 * 8;    // of a warp
+constexpr int kRowsInFlight = 4;
+
+__device__ inline uint32_t token_of(Key key) { return static_cast<uint32_t>(key >> 32); }
+__device__ inline int64_t position_of(Key key) { return static_cast<int64_t>(key & 0xffffffffu); }
+
+// A bitonic network; every block sorts one tile.
+__global__ void __launch_bounds__(kSortThreads)
+    sort_tiles(const int32_t *tokens, int64_t num_tokens, int64_t vocabulary, Key *sorted) {
+  __shared__ Key keys[kTile];
+  const int64_t begin = static_cast<int64_t>(blockIdx.x) * kTile;
+  for (int i = threadIdx.x; i < kTile; i += kSortThreads) {
+    const int64_t t = begin + i;
+    Key key = kNoKey;
+    if (t < num_tokens) {
+      const int64_t token = tokens[t];
+      const uint32_t known = token >= 0 && token < vocabulary ? static_cast<uint32_t>(token) : kNoToken;
+      key = static_cast<Key>(known) << 32 | static_cast<Key>(t);
+    }
+    keys[i] = key;
+  }
+  for (int size = 2; size <= kTile; size *= 2) {
+    for (int stride = size / 2; stride > 0; stride /= 2) {
+      __syncthreads();
+      const int low = 2 * threadIdx.x - (threadIdx.x & (stride - 1)), high = low + stride;
+      const Key a = keys[low], b = keys[high];
+      if ((a > b) == ((low & size) == 0)) {
+        keys[low] = b;
+        keys[high] = a;
+      }
+    }
+  }
+  __syncthreads();
+  for (int i = threadIdx.x; i < kTile; i += kSortThreads) {
+    if (begin + i < num_tokens) sorted[begin + i] = keys[i];
+  }
+}
+
+// A warp places one key.
+__global__ void __launch_bounds__(kWarpTaskThreads) rank_keys(const Key *tiles, int64_t num_tokens, Key *sorted) {
+  const int64_t index = warp_task();
+  if (index >= num_tokens) return;
+  const Key key = tiles[index];
+  const int64_t own = index / kTile, num_tiles = (num_tokens + kTile - 1) / kTile;
+  int below = 0;
+  for (int64_t tile = lane_index(); tile < num_tiles; tile += 32) {
+    if (tile == own) continue;
+    const Key *keys = tiles + tile * kTile;
+    const int64_t left = num_tokens - tile * kTile;
+    int first = 0, last = left < kTile ? static_cast<int>(left) : kTile;  // keys[0 .. first) are below, keys[last ..] not
+    while (first < last) {
+      const int middle = (first + last) / 2;
+      if (keys[middle] < key) {
+        first = middle + 1;
+      } else {
+        last = middle;
+      }
+    }
+    below += first;
+  }
+  below = __reduce_add_sync(0xffffffffu, below);
+  if (lane_index() == 0) sorted[index % kTile + below] = key;
+}
+
+struct Sizes {
+  int64_t tokens, width;
+  int64_t segments, column_chunks;
+};
+
+__device__ inline uint32_t token_at(const Key *sorted, int64_t index, int64_t num_tokens) {
+  return index >= 0 && index < num_tokens ? token_of(sorted[index]) : kNoToken;
+}
+
+template <bool packed>
+__device__ inline void add_to(float *dweight, int64_t left, float scale, const float (&sum)[8], const float (&before)[8]) {
+  float after[8];
+#pragma unroll
+  for (int k = 0; k < 8; ++k) after[k] = fmaf(sum[k], scale, before[k]);
+  store_upto<8, packed>(dweight, left, after);
+}
+
+template <bool packed, class G>
+__global__ void __launch_bounds__(kWarpTaskThreads)
+    sum_runs(Sizes sizes, const Key *sorted, const G *dy, float scale, float *dweight, float *heads, float *tails) {
+  const int64_t task = warp_task(), segment = task / sizes.column_chunks;
+  if (segment >= sizes.segments) return;
+  const int lane = lane_index();
+  const int64_t column = task % sizes.column_chunks * kColumns + 8 * lane, left = sizes.width - column;
+  const int64_t begin = segment * kSegment;
+  const Key key = begin + lane < sizes.tokens ? sorted[begin + lane] : kNoKey;
+  const uint32_t token = token_of(key);
+  const int count = __popc(__ballot_sync(0xffffffffu, token != kNoToken));  // these come first
+  if (count == 0) return;
+  const uint32_t next = lane == 31 ? token_at(sorted, begin + kSegment, sizes.tokens)
+                                   : token_at(sorted, begin + lane + 1, sizes.tokens);
+  const uint32_t run_ends = __ballot_sync(0xffffffffu, next != token);
+  const bool begins_before = token_at(sorted, begin - 1, sizes.tokens) == __shfl_sync(0xffffffffu, token, 0);
+  bool is_head = begins_before;  // the run that is being summed
+  float sum[8] = {};
+  for (int first = 0; first < count; first += kRowsInFlight) {
+    float rows[kRowsInFlight][8], before[kRowsInFlight][8];
+#pragma unroll
+    for (int j = 0; j < kRowsInFlight; ++j) {
+      const Key at = __shfl_sync(0xffffffffu, key, first + j);
+      const bool used = first + j < count;
+      load_upto<8, packed>(dy + (used ? position_of(at) : 0) * sizes.width + column, used ? left : 0, rows[j]);
+      const bool ends = used && (run_ends >> (first + j) & 1u) != 0;
+      load_upto<8, packed>(dweight + (used ? token_of(at) : 0) * sizes.width + column, ends ? left : 0, before[j]);
+    }
+#pragma unroll
+    for (int j = 0; j < kRowsInFlight; ++j) {
+      const Key at = __shfl_sync(0xffffffffu, key, first + j);
+      if (first + j >= count) break;
+#pragma unroll
+      for (int k = 0; k < 8; ++k) sum[k] += rows[j][k];
+      const bool ends = (run_ends >> (first + j) & 1u) != 0;
+      if (!ends && first + j < kSegment - 1) continue;
+      if (is_head) {
+        store_upto<8, packed>(heads + segment * sizes.width + column, left, sum);
+      } else if (!ends) {
+        store_upto<8, packed>(tails + segment * sizes.width + column, left, sum);
+      } else {
+        add_to<packed>(dweight + token_of(at) * sizes.width + column, left, scale, sum, before[j]);
+      }
+      is_head = false;
+#pragma unroll
+      for (int k = 0; k < 8; ++k) sum[k] = 0.0f;
+    }
+  }
+}
+
+template <bool packed>
+__global__ void __launch_bounds__(kWarpTaskThreads)
+    join_runs(Sizes sizes, const Key *sorted, float scale, float *dweight, const float *heads, const float *tails) {
+  const int64_t task = warp_task(), segment = task / sizes.column_chunks;
+  if (segment >= sizes.segments) return;
+  const int64_t column = task % sizes.column_chunks * kColumns + 8 * lane_index(), left = sizes.width - column;
+  const int64_t begin = segment * kSegment, end = begin + kSegment;
+  const uint32_t token = token_at(sorted, end - 1, sizes.tokens);
+  if (token == kNoToken || token_at(sorted, end, sizes.tokens) != token) return;  // no run goes on
+  if (begin > 0 && token_at(sorted, begin - 1, sizes.tokens) == token) return;    // it began before: not ours to join
+  int64_t parts = 0;  // segments behind this one that the run reaches: those whose first key is the run's
+  uint32_t reached;
+  do {
+    reached = __ballot_sync(0xffffffffu, token_at(sorted, end + (parts + lane_index()) * kSegment, sizes.tokens) == token);
+    parts += __popc(reached);
+  } while (reached == 0xffffffffu);
+  float sum[8], before[8];
+  float *to = dweight + token * sizes.width + column;
+  load_upto<8, packed>(tails + segment * sizes.width + column, left, sum);
+  load_upto<8, packed>(to, left, before);
+#pragma unroll 4
+  for (int64_t part = 0; part < parts; ++part) {
+    float head[8];
+    load_upto<8, packed>(heads + (segment + 1 + part) * sizes.width + column, left, head);
+#pragma unroll
+    for (int k = 0; k < 8; ++k) sum[k] += head[k];
+  }
+  add_to<packed>(to, left, scale, sum, before);
+}
+
+int32_t supports(const sg_call *call) {
+  const sg_tensor *tokens = input(call, 0), *dy = input(call, 1), *dweight = output(call, 0);
+  if (!tokens || !dy || !dweight || tokens->dtype != SG_I32 || tokens->rank != 1 || !all_dense(call)) return 0;
+  if (dy->rank != 2 || dweight->rank != 2 || !is_activation(dy) || dweight->dtype != SG_F32) return 0;
+  if (dy->shape[0] != tokens->shape[0] || dy->shape[1] != dweight->shape[1]) return 0;
+  return dy->shape[0] < INT32_MAX && dweight->shape[0] < INT32_MAX ? 10 : 0;
+}
+
+Sizes sizes_of(const sg_tensor *dy) {
+  return {dy->shape[0], dy->shape[1], ceil_div(dy->shape[0], kSegment), ceil_div(dy->shape[1], kColumns)};
+}
+// Of the keys, once sorted by tile and once as a whole; heads and tails follow.
+size_t key_bytes(const Sizes &sizes) { return static_cast<size_t>(ceil_div(sizes.tokens, 32) * 32) * sizeof(Key); }
+
+size_t workspace(const sg_call *call) {
+  const Sizes sizes = sizes_of(call->inputs[1]);
+  return 2 * key_bytes(sizes) + static_cast<size_t>(2 * sizes.segments * sizes.width) * sizeof(float);
+}
+
+template <bool packed, class G>
+void sum_rows(const sg_call *call, const Sizes &sizes, const Key *sorted, const G *dy, float *heads) {
+  const float scale = static_cast<float>(attr_float(call, "scale", 1.0));
+  float *dweight = data<float>(output(call, 0)), *tails = heads + sizes.segments * sizes.width;
+  const unsigned blocks = warp_task_blocks(sizes.segments * sizes.column_chunks);
+  sum_runs<packed><<<blocks, kWarpTaskThreads, 0, stream(call)>>>(sizes, sorted, dy, scale, dweight, heads, tails);
+  if (sizes.segments == 1) return;
+  join_runs<packed><<<blocks, kWarpTaskThreads, 0, stream(call)>>>(sizes, sorted, scale, dweight, heads, tails);
+}
+
+int32_t run(const sg_call *call) {
+  const sg_tensor *tokens = input(call, 0), *dy = input(call, 1), *dweight = output(call, 0);
+  const Sizes sizes = sizes_of(dy);
+  if (sizes.tokens == 0 || sizes.width == 0) return SG_OK;
+  char *workspace = static_cast<char *>(call->workspace);
+  Key *tiles = reinterpret_cast<Key *>(workspace);
+  const auto num_tiles = static_cast<unsigned>(ceil_div(sizes.tokens, kTile));
+  sort_tiles<<<num_tiles, kSortThreads, 0, stream(call)>>>(data<const int32_t>(tokens), sizes.tokens, dweight->shape[0],
+                                                           tiles);
+  const Key *sorted = tiles;
+  if (num_tiles > 1) {
+    Key *ranked = reinterpret_cast<Key *>(workspace + key_bytes(sizes));
+    rank_keys<<<warp_task_blocks(sizes.tokens), kWarpTaskThreads, 0, stream(call)>>>(tiles, sizes.tokens, ranked);
+    sorted = ranked;
+  }
+  float *heads = reinterpret_cast<float *>(workspace + 2 * key_bytes(sizes));
+  with_type(dy, [&]<class G>(G) {
+    const G *rows = data<const G>(dy);
+    if (can_pack<8>(rows, sizes.width) && can_pack<8>(data<float>(dweight), sizes.width)) {
+      sum_rows<true>(call, sizes, sorted, rows, heads);
+    } else {
+      sum_rows<false>(call, sizes, sorted, rows, heads);
+    }
+  });
+  return launched(call);
+}
+
+constexpr sg_kernel kernel = describe_kernel("embedding_weight_grad", "cuda", -1, supports, workspace, run);
+SG_REGISTER_KERNEL(kernel);
+
+}  // namespace
+}  // namespace sg::cuda
