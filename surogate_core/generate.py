@@ -31,31 +31,30 @@ class Decoder:
 
     def __init__(
         self, model: LoadedModel, weights: FrozenWeights, recipe: Any, context: int, sequences: int = 1,
-        adapter: AppliedAdapter | None = None, threads: int | None = None, backend: str = "cpu",
+        adapter: AppliedAdapter | None = None, threads: int | None = None,
     ) -> None:
         self.model, self.weights, self.recipe, self.adapter = model, weights, recipe, adapter
-        self.threads, self.backend = threads, backend
+        self.threads = threads
         self.blocks = -(-context // BLOCK_SIZE)
         self.context, self.sequences = self.blocks * BLOCK_SIZE, sequences
         self._sessions: dict[int, engine.Session] = {}
         self._programs: dict[int, Program] = {}
-        self._views: dict[int, dict[str, np.ndarray]] = {}
-        self._caches: dict[str, np.ndarray] = {}
+        self._caches: dict[str, engine.Memory] = {}
         if adapter is not None:
             for name, array in adapter.arrays.items():
-                weights.adopt(name, "f32", array.shape, array)
+                weights.adopt(name, "f32", array)
 
     def logits(
         self, tokens: Sequence[int], sequence_ids: Sequence[int], positions: Sequence[int], rows: Sequence[int]
     ) -> np.ndarray:
-        """float32 [len(rows), vocab]: logits after the tokens at ``rows``. A view that the next run overwrites."""
+        """float32 [len(rows), vocab]: logits after the tokens at ``rows``."""
         bucket = 1 << (len(tokens) - 1).bit_length()
         session = self.session(bucket)
-        self._fill(self._views[bucket], tokens, sequence_ids, positions, rows)
+        self._fill(session, tokens, sequence_ids, positions, rows)
         session.run("forward")
-        return self._views[bucket]["logits"][:len(rows)]
+        return session.read("logits")[:len(rows)]
 
-    def _fill(self, views: dict[str, np.ndarray], tokens, sequence_ids, positions, rows) -> None:
+    def _fill(self, session: engine.Session, tokens, sequence_ids, positions, rows) -> None:
         """Writes a run's inputs, padded to its bucket."""
         positions = np.asarray(positions, np.int32)
         ids = np.asarray(sequence_ids, np.int32)
@@ -65,9 +64,9 @@ class Decoder:
             ("tokens", tokens, 0), ("positions", positions, 0), ("sequence_ids", ids, -1),
             ("slots", ids * self.context + positions, -1), ("rows", rows, rows[-1]),
         ):
-            view = views[name]
-            view[:len(values)] = values
-            view[len(values):] = padding
+            padded = np.full(session.shape(name), padding, np.int32)
+            padded[:len(values)] = values
+            session.write(name, padded)
 
     def session(self, bucket: int) -> engine.Session:
         """The session planned for ``bucket`` tokens a run, opened at first use."""
@@ -88,17 +87,15 @@ class Decoder:
             self.model, self.recipe, self.weights, bindings, max_positions=self.context,
             adapter=None if self.adapter is None else self.adapter.spec,
         )
-        session = self.weights.open_session(graph, program, self.backend, self.threads)
+        session = self.weights.open_session(graph, program, self.threads)
         for storage in program.external():
             if not storage.name.startswith("weight."):
-                cache = self._caches.setdefault(storage.name, np.zeros(storage.bytes, np.uint8))
-                session.bind(storage.name, cache)
+                if storage.name not in self._caches:
+                    self._caches[storage.name] = engine.Memory(self.weights.backend, storage.bytes, self.weights.device)
+                session.bind(storage.name, self._caches[storage.name])
         table = np.arange(self.sequences * self.blocks, dtype=np.int32).reshape(self.sequences, self.blocks)
-        session.tensor("block_tables")[...] = table
+        session.write("block_tables", table)
         self._programs[bucket] = program
-        self._views[bucket] = {
-            name: session.tensor(name) for name in ("tokens", "positions", "sequence_ids", "slots", "rows", "logits")
-        }
         return session
 
 

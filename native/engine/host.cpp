@@ -12,7 +12,7 @@ void parallel_for(sg_stream *stream, int64_t num_tasks, sg_task_fn body, void *c
 
 int32_t num_workers(sg_stream *stream) { return stream->pool->num_workers(); }
 
-void *native_stream(sg_stream *) { return nullptr; }
+void *native_stream(sg_stream *stream) { return stream->native; }
 
 constexpr sg_host kHost = {sizeof(sg_host), SG_ABI_MAJOR, SG_ABI_MINOR, parallel_for,
                            num_workers,     dtype_info,   native_stream};

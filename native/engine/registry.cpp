@@ -117,10 +117,32 @@ void Registry::take(const sg_kernel_library &library, const std::string &origin,
     }
   }
   if (fresh.empty() && library.num_kernels > 0) return;  // the same table again
+  if (library.backend != nullptr) take_backend(*library.backend, record);
   by_op_ = std::move(taken);
   for (auto &kernel : fresh) kernel.release();
   std::erase_if(libraries_, [&](const Library &known) { return known.origin == origin && !known.failure.empty(); });
   libraries_.push_back(record);
+}
+
+void Registry::take_backend(const sg_backend &table, const Library &record) {
+  if (table.struct_size < sizeof(sg_backend) || !is_name(table.name)) {
+    throw Error("library '" + record.name + "' brings a backend that lacks functions of kernel ABI " +
+                version_text(SG_ABI_MAJOR, SG_ABI_MINOR));
+  }
+  const auto [known, added] = backends_.try_emplace(table.name, &table);
+  if (!added && known->second != &table) {
+    throw Error("library '" + record.name + "' brings backend '" + table.name + "', which another library brought already",
+                "load only one of the two");
+  }
+}
+
+const sg_backend *Registry::backend(const std::string &name) const {
+  std::lock_guard lock(mutex_);
+  const auto found = backends_.find(name);
+  if (found != backends_.end()) return found->second;
+  std::string known = "cpu";
+  for (const auto &[other, table] : backends_) known += ", " + other;
+  throw Error("no device for backend '" + name + "'", "available backends: " + known);
 }
 
 Choice Registry::select(const sg_call &call, const std::string &backend, std::string_view requested) const {

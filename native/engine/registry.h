@@ -53,14 +53,19 @@ class SUROGATE_API Registry {
   // The kernel for a call: the one named, or the highest score. Throws Error with every candidate and its score.
   Choice select(const sg_call &call, const std::string &backend, std::string_view requested) const;
 
+  // The memory and queues of a kind of device. Throws Error where no library brought them.
+  const sg_backend *backend(const std::string &name) const;
+
   std::vector<Kernel> kernels() const;
   std::vector<Library> libraries() const;
 
  private:
   void take(const sg_kernel_library &library, const std::string &origin, Library &record);
+  void take_backend(const sg_backend &table, const Library &record);
 
   mutable std::mutex mutex_;
   std::map<std::pair<std::string, std::string>, std::vector<const Kernel *>> by_op_;  // (op, backend)
+  std::map<std::string, const sg_backend *> backends_;
   std::vector<Library> libraries_;
 };
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstring>
 
 #include "dtype.h"
 #include "verify.h"
@@ -12,7 +13,7 @@ namespace {
 // The place of a tensor that has no memory yet. Kernels compare it with NULL and do nothing else.
 void *const kUnbound = reinterpret_cast<void *>(uintptr_t{64});
 
-constexpr uint32_t kCpuStreams = 1;
+constexpr uint32_t kDeviceStreams = 8;  // more than any program has had a use for
 
 const sg_tensor kAbsent = {sizeof(sg_tensor), nullptr, 0, 0, {}, {}};
 
@@ -31,19 +32,44 @@ size_t look_up(const Map &map, const std::string &name, const char *what) {
 
 }  // namespace
 
-Session::Session(std::shared_ptr<const Program> program, const std::string &backend, int32_t threads, Mode mode)
-    : program_(std::move(program)), pool_(threads), stream_{&pool_} {
-  if (backend != "cpu") throw Error("no device for backend '" + backend + "'", "available backends: cpu");
-  verify(*program_, kCpuStreams);
+Session::Session(std::shared_ptr<const Program> program, const SessionOptions &options)
+    : program_(std::move(program)),
+      device_(Device::open(options.backend, options.device)),
+      pool_(device_->is_host() ? options.threads : 1),
+      graphs_enabled_(options.graphs) {
+  verify(*program_, device_->is_host() ? 1 : kDeviceStreams);
+  device_->activate();
   index_names();
   lay_out_tensors();
-  choose_kernels(backend);
-  if (mode == Mode::kPlan) return;
+  uint32_t num_streams = 1;
+  for (const Instruction &instruction : program_->instructions()) num_streams = std::max(num_streams, instruction.stream + 1);
+  for (uint32_t i = 0; i < num_streams; ++i) {
+    if (!device_->is_host() && !options.plan_only) streams_.emplace_back(device_);
+    stream_handles_.push_back({&pool_, streams_.empty() ? nullptr : streams_.back().native()});
+  }
+  workspace_sizes_.resize(num_streams);
+  choose_kernels();
+  if (options.plan_only) return;
   allocate();
   prepare();
+  if (device_->is_host()) return;
+  for (const Instruction &instruction : program_->instructions()) {
+    for (int32_t waited : instruction.waits) signals_.try_emplace(static_cast<size_t>(waited), device_, false);
+  }
+  for (uint32_t i = 0; i < num_streams; ++i) joins_.emplace_back(device_, false);
+  ran_.resize(program_->entries().size());
+  graphs_.resize(program_->entries().size());
 }
 
-Session::~Session() = default;
+// What is on the streams uses the memory that goes.
+Session::~Session() {
+  for (const Stream &stream : streams_) {
+    try {
+      device_->synchronize(stream.native());
+    } catch (const Error &) {  // told by whatever was run or read last
+    }
+  }
+}
 
 void Session::index_names() {
   for (size_t i = 0; i < program_->storages().size(); ++i) storage_index_[program_->storages()[i].name] = i;
@@ -86,7 +112,7 @@ void Session::lay_out_tensors() {
   }
 }
 
-void Session::choose_kernels(const std::string &backend) {
+void Session::choose_kernels() {
   size_t num_operands = 0;
   for (const Instruction &i : program_->instructions()) num_operands += i.inputs.size() + i.outputs.size();
   operands_.reserve(num_operands);
@@ -97,28 +123,29 @@ void Session::choose_kernels(const std::string &backend) {
       for (int32_t index : side) operands_.push_back(index < 0 ? &kAbsent : &tensors_[static_cast<size_t>(index)]);
     }
     const std::span<const sg_tensor *const> operands(operands_.data() + first, operands_.size() - first);
-    sg_call call = make_call(instruction.op, &stream_, operands.first(instruction.inputs.size()),
+    sg_call call = make_call(instruction.op, &stream_handles_[instruction.stream], operands.first(instruction.inputs.size()),
                              operands.subspan(instruction.inputs.size()), instruction.attrs, error_);
     Choice choice;
     try {
-      choice = Registry::global().select(call, backend, instruction.kernel);
+      choice = Registry::global().select(call, device_->backend(), instruction.kernel);
     } catch (const Error &error) {
       program_->fail(i, error.message, error.hint);
     }
     verify_overlap(*program_, i, choice.kernel->table);
     const Step &step = steps_.emplace_back(call, std::move(choice));
-    workspace_bytes_ = std::max(workspace_bytes_, step.kernel.workspace_bytes());
+    size_t &workspace = workspace_sizes_[instruction.stream];
+    workspace = std::max(workspace, step.kernel.workspace_bytes());
   }
 }
 
 void Session::allocate() {
   for (const Arena &arena : program_->arenas()) {
-    arenas_.emplace_back(arena.bytes, "arena '" + std::string(arena.name) + "'");
+    arenas_.emplace_back(device_, arena.bytes, "arena '" + std::string(arena.name) + "'");
   }
-  workspace_ = Memory(workspace_bytes_, "the kernels' workspace");
-  for (Step &step : steps_) {
-    step.call.workspace = workspace_.data();
-    step.call.workspace_size = step.kernel.workspace_bytes();
+  for (size_t bytes : workspace_sizes_) workspaces_.emplace_back(device_, bytes, "the kernels' workspace");
+  for (size_t i = 0; i < steps_.size(); ++i) {
+    steps_[i].call.workspace = workspaces_[program_->instructions()[i].stream].data();
+    steps_[i].call.workspace_size = steps_[i].kernel.workspace_bytes();
   }
   for (size_t t = 0; t < tensors_.size(); ++t) {
     const Tensor &tensor = program_->tensors()[t];
@@ -138,6 +165,7 @@ void Session::prepare() {
       program_->fail(i, error.message, error.hint);
     }
   }
+  prepared_ = true;
 }
 
 void Session::bind(const std::string &name, void *data, uint64_t bytes, bool writable) {
@@ -163,6 +191,7 @@ void Session::bind(const std::string &name, void *data, uint64_t bytes, bool wri
     if (bytes > 0) tensors_[t].data = static_cast<char *>(data) + program_->tensors()[t].byte_offset;
   }
   bound_[index] = true;
+  for (std::unique_ptr<Graph> &graph : graphs_) graph.reset();  // they name the memory that was attached before
 }
 
 const Tensor &Session::tensor_record(const std::string &name) const {
@@ -183,8 +212,68 @@ const Entry &Session::entry(const std::string &name) const {
   return program_->entries()[look_up(entry_index_, name, "entry")];
 }
 
+size_t Session::workspace_bytes() const {
+  size_t total = 0;
+  for (size_t bytes : workspace_sizes_) total += bytes;
+  return total;
+}
+
+std::string Session::tuning(size_t instruction) const {
+  const Step &step = steps_[instruction];
+  char text[kErrorSize] = "";
+  if (!prepared_ || step.choice.kernel->table.tuning == nullptr ||
+      step.choice.kernel->table.tuning(&step.call, text, sizeof(text)) != SG_OK) {
+    return "";
+  }
+  text[sizeof(text) - 1] = '\0';
+  return text;
+}
+
+const sg_tensor &Session::dense(const std::string &name, uint64_t offset, uint64_t bytes) const {
+  const sg_tensor &layout = tensor(name);
+  const Tensor &record = tensor_record(name);
+  int64_t expected = 1;
+  for (int32_t axis = layout.rank - 1; axis >= 0; --axis) {
+    if (layout.shape[axis] != 1 && layout.strides[axis] != expected) {
+      throw Error("tensor '" + name + "' is not dense", "copy the tensor that it is a part of");
+    }
+    expected *= layout.shape[axis];
+  }
+  if (offset > record.bytes || bytes > record.bytes - offset) {
+    throw Error("tensor '" + name + "' has " + std::to_string(record.bytes) + " bytes; " + std::to_string(bytes) +
+                " from byte " + std::to_string(offset) + " on reach past its end");
+  }
+  return layout;
+}
+
+void Session::write(const std::string &name, uint64_t offset, const void *from, uint64_t bytes) {
+  std::lock_guard lock(mutex_);
+  char *to = static_cast<char *>(dense(name, offset, bytes).data) + offset;
+  if (bytes == 0) return;
+  if (device_->is_host()) {
+    std::memcpy(to, from, bytes);
+  } else {
+    device_->upload(to, from, bytes, streams_[0]);
+  }
+}
+
+void Session::read(const std::string &name, uint64_t offset, void *to, uint64_t bytes) {
+  std::lock_guard lock(mutex_);
+  const char *from = static_cast<const char *>(dense(name, offset, bytes).data) + offset;
+  if (bytes == 0) return;
+  if (device_->is_host()) {
+    std::memcpy(to, from, bytes);
+  } else {
+    device_->download(to, from, bytes, streams_[0]);
+  }
+}
+
+void Session::synchronize() {
+  for (const Stream &stream : streams_) device_->synchronize(stream.native());
+}
+
 void Session::check_bound(const Entry &entry) const {
-  const size_t index = static_cast<size_t>(&entry - program_->entries().data());
+  const size_t index = index_of(entry);
   for (size_t s : externals_[index]) {
     if (!bound_[s]) {
       throw Error("entry '" + std::string(entry.name) + "' uses storage '" + program_->storages()[s].name +
@@ -198,25 +287,122 @@ void Session::fail(size_t index, const Entry &entry, const Error &error) const {
   program_->fail(index, "in entry '" + std::string(entry.name) + "': " + error.message, error.hint);
 }
 
-void Session::run(const std::string &name, std::vector<double> *seconds) {
+void Session::run_step(size_t index, const Entry &entry) {
+  Step &step = steps_[index];
+  if (step.choice.kernel->table.run(&step.call) == SG_OK) return;
+  try {
+    throw_kernel_error(*step.choice.kernel, step.call, "run");
+  } catch (const Error &error) {
+    fail(index, entry, error);
+  }
+}
+
+// Puts an entry's instructions on their streams. Work that comes later on stream 0 follows all of it, and all of it
+// follows what was on stream 0 before. around(i, run) runs instruction i.
+template <class Around>
+void Session::issue(const Entry &entry, Around &&around) {
+  std::vector<bool> used(streams_.size());
+  if (streams_.size() > 1) joins_[0].record(streams_[0]);
+  for (size_t i = entry.first; i < size_t{entry.first} + entry.count; ++i) {
+    const Instruction &instruction = program_->instructions()[i];
+    const Stream &stream = streams_[instruction.stream];
+    if (instruction.stream != 0 && !used[instruction.stream]) {
+      used[instruction.stream] = true;
+      joins_[0].wait(stream);
+    }
+    for (int32_t waited : instruction.waits) signals_.at(static_cast<size_t>(waited)).wait(stream);
+    around(i, [&] { run_step(i, entry); });
+    if (const auto signal = signals_.find(i); signal != signals_.end()) signal->second.record(stream);
+  }
+  for (size_t s = 1; s < streams_.size(); ++s) {
+    if (!used[s]) continue;
+    joins_[s].record(streams_[s]);
+    joins_[s].wait(streams_[0]);
+  }
+}
+
+std::string Session::why_not_recorded(const std::string &name) const {
+  if (device_->is_host()) return "the host runs kernels as functions";
+  if (!graphs_enabled_) return "graphs are switched off";
+  const Entry &wanted = entry(name);
+  for (size_t i = wanted.first; i < size_t{wanted.first} + wanted.count; ++i) {
+    const sg_kernel &kernel = steps_[i].choice.kernel->table;
+    if ((kernel.traits & SG_TRAIT_CAPTURABLE) == 0) {
+      return "instruction " + std::to_string(i) + " (" + kernel.op + ") runs kernel '" + kernel.name +
+             "', which cannot be recorded";
+    }
+  }
+  return "";
+}
+
+// The first run is not recorded: libraries load code and take memory when they are used first.
+void Session::run_on_device(const Entry &entry) {
+  const size_t index = index_of(entry);
+  device_->activate();
+  if (graphs_[index] == nullptr && ran_[index] && why_not_recorded(entry.name).empty()) {
+    graphs_[index] = std::make_unique<Graph>(device_, streams_[0], [&] { issue(entry, [](size_t, auto &&run) { run(); }); });
+  }
+  if (graphs_[index] != nullptr) {
+    graphs_[index]->launch(streams_[0]);
+  } else {
+    issue(entry, [](size_t, auto &&run) { run(); });
+  }
+  ran_[index] = true;
+}
+
+void Session::run(const std::string &name) {
+  const Entry &wanted = entry(name);
+  std::lock_guard lock(mutex_);
+  check_bound(wanted);
+  error_[0] = '\0';
+  if (!device_->is_host()) return run_on_device(wanted);
+  for (size_t i = wanted.first; i < size_t{wanted.first} + wanted.count; ++i) run_step(i, wanted);
+}
+
+// On a device everything is recorded first: put on the stream one by one, small kernels would wait for the host, and the
+// times be the host's.
+std::vector<double> Session::profile(const std::string &name) {
   using Clock = std::chrono::steady_clock;
   const Entry &wanted = entry(name);
   std::lock_guard lock(mutex_);
   check_bound(wanted);
   error_[0] = '\0';
-  const size_t end = size_t{wanted.first} + wanted.count;
-  for (size_t i = wanted.first; i < end; ++i) {
-    const auto start = seconds != nullptr ? Clock::now() : Clock::time_point{};
-    Step &step = steps_[i];
-    if (step.choice.kernel->table.run(&step.call) != SG_OK) {
-      try {
-        throw_kernel_error(*step.choice.kernel, step.call, "run");
-      } catch (const Error &error) {
-        fail(i, wanted, error);
-      }
+  std::vector<double> seconds;
+  if (device_->is_host()) {
+    for (size_t i = wanted.first; i < size_t{wanted.first} + wanted.count; ++i) {
+      const auto start = Clock::now();
+      run_step(i, wanted);
+      seconds.push_back(std::chrono::duration<double>(Clock::now() - start).count());
     }
-    if (seconds != nullptr) seconds->push_back(std::chrono::duration<double>(Clock::now() - start).count());
+    return seconds;
   }
+  device_->activate();
+  const size_t index = index_of(wanted);
+  if (!ran_[index]) {
+    issue(wanted, [](size_t, auto &&run) { run(); });
+    ran_[index] = true;
+  }
+  std::vector<Event> begins, ends;
+  for (uint32_t i = 0; i < wanted.count; ++i) {
+    begins.emplace_back(device_, true);
+    ends.emplace_back(device_, true);
+  }
+  const auto timed = [&](size_t i, auto &&run) {
+    const Stream &stream = streams_[program_->instructions()[i].stream];
+    begins[i - wanted.first].record(stream, true);
+    run();
+    ends[i - wanted.first].record(stream, true);
+  };
+  if (why_not_recorded(name).empty()) {
+    const Graph graph(device_, streams_[0], [&] { issue(wanted, timed); });
+    graph.launch(streams_[0]);
+    device_->synchronize(streams_[0].native());
+  } else {
+    issue(wanted, timed);
+    device_->synchronize(streams_[0].native());
+  }
+  for (uint32_t i = 0; i < wanted.count; ++i) seconds.push_back(ends[i].seconds_since(begins[i]));
+  return seconds;
 }
 
 }  // namespace surogate

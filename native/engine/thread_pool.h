@@ -63,7 +63,8 @@ class SUROGATE_API ThreadPool {
 
 }  // namespace surogate
 
-// What the ABI calls a stream is, on the CPU, a share of the host's threads.
+// What the ABI calls a stream: on the CPU a share of the host's threads, on a device one of its own queues.
 struct sg_stream {
   surogate::ThreadPool *pool = nullptr;
+  void *native = nullptr;
 };

@@ -141,23 +141,93 @@ class Liveness {
   std::vector<std::map<uint64_t, size_t>> live_;  // for each arena: offset -> storage
 };
 
-void check_written_before_read(const Program &program, const Entry &entry) {
-  std::vector<bool> written(program.storages().size());
-  for (size_t s = 0; s < written.size(); ++s) {
-    written[s] = program.storages()[s].external() || program.storages()[s].always_live();
+// A tensor whose axes but the first are dense, as a band of columns of a matrix of bytes: its storage cut into rows of
+// `stride` bytes.
+struct Band {
+  uint64_t stride = 0, begin = 0, end = 0;  // columns [begin, end) of each row; stride 0: it isn't one
+  bool is_band() const { return stride != 0; }
+};
+
+Band band_of(const Tensor &tensor) {
+  const sg_tensor &layout = tensor.layout;
+  if (layout.rank < 2 || is_block_dtype(layout.dtype)) return {};
+  int64_t expected = 1;
+  for (int32_t axis = layout.rank - 1; axis >= 1; --axis) {
+    if (layout.shape[axis] != 1 && layout.strides[axis] != expected) return {};
+    expected *= layout.shape[axis];
   }
+  const auto unit = static_cast<uint64_t>(dtype_info(layout.dtype)->block_bytes);
+  const uint64_t stride = static_cast<uint64_t>(layout.strides[0]) * unit;
+  const uint64_t width = static_cast<uint64_t>(expected) * unit;
+  if (stride == 0 || width == 0) return {};
+  const uint64_t begin = tensor.byte_offset % stride;
+  if (begin + width > stride) return {};
+  return {stride, begin, begin + width};
+}
+
+// What an entry has written so far, storage by storage. Where several tensors fill a storage band by band, what is read
+// counts as written once they leave no gap in it.
+class Written {
+ public:
+  explicit Written(const Program &program) : storages_(program.storages().size()) {
+    for (size_t s = 0; s < storages_.size(); ++s) {
+      storages_[s].whole = program.storages()[s].external() || program.storages()[s].always_live();
+    }
+  }
+
+  void add(const Tensor &tensor) {
+    State &state = storages_[static_cast<size_t>(tensor.storage)];
+    const Band band = band_of(tensor);
+    if (!band.is_band() || band.end - band.begin == band.stride || (state.stride != 0 && state.stride != band.stride)) {
+      state.whole = true;
+      return;
+    }
+    state.stride = band.stride;
+    uint64_t begin = band.begin, end = band.end;
+    for (auto at = state.bands.begin(); at != state.bands.end();) {
+      if (at->first > end || at->second < begin) {
+        ++at;
+        continue;
+      }
+      begin = std::min(begin, at->first), end = std::max(end, at->second);
+      at = state.bands.erase(at);
+    }
+    state.bands.emplace(begin, end);
+  }
+
+  bool has(const Tensor &tensor) const {
+    const State &state = storages_[static_cast<size_t>(tensor.storage)];
+    if (state.whole) return true;
+    const Band band = band_of(tensor);
+    const bool same_rows = band.is_band() && band.stride == state.stride;
+    const uint64_t begin = same_rows ? band.begin : 0, end = same_rows ? band.end : state.stride;
+    const auto after = state.bands.upper_bound(begin);
+    return after != state.bands.begin() && std::prev(after)->second >= end;
+  }
+
+ private:
+  struct State {
+    bool whole = false;
+    uint64_t stride = 0;
+    std::map<uint64_t, uint64_t> bands;  // begin -> end, apart from each other
+  };
+  std::vector<State> storages_;
+};
+
+void check_written_before_read(const Program &program, const Entry &entry) {
+  Written written(program);
   for (uint32_t i = entry.first; i < entry.first + entry.count; ++i) {
     const Instruction &instruction = program.instructions()[i];
     for (int32_t index : instruction.inputs) {
       if (index < 0) continue;
       const Tensor &tensor = program.tensors()[static_cast<size_t>(index)];
-      if (!written[static_cast<size_t>(tensor.storage)]) {
+      if (!written.has(tensor)) {
         program.fail(i, "entry " + quoted(entry.name) + " reads " + quoted(tensor.name) + " before anything wrote it",
                      "write it earlier in this entry, or mark its storage persistent or as an input");
       }
     }
     for (int32_t index : instruction.outputs) {
-      if (index >= 0) written[static_cast<size_t>(program.tensors()[static_cast<size_t>(index)].storage)] = true;
+      if (index >= 0) written.add(program.tensors()[static_cast<size_t>(index)]);
     }
   }
 }
@@ -180,7 +250,13 @@ void check_instructions(const Program &program, uint32_t num_streams) {
 }
 
 bool overlap(const Tensor &a, const Tensor &b) {
-  return a.storage == b.storage && a.byte_offset < b.byte_offset + b.bytes && b.byte_offset < a.byte_offset + a.bytes;
+  if (a.storage != b.storage || a.byte_offset >= b.byte_offset + b.bytes || b.byte_offset >= a.byte_offset + a.bytes) {
+    return false;
+  }
+  // Columns of one matrix lie between each other without meeting.
+  const Band left = band_of(a), right = band_of(b);
+  const bool same_rows = left.is_band() && left.stride == right.stride;
+  return !same_rows || (left.begin < right.end && right.begin < left.end);
 }
 
 bool coincide(const Tensor &a, const Tensor &b) {

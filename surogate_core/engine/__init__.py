@@ -7,18 +7,21 @@ or None), ``instruction`` (index into the program, or None) and ``operands`` (a 
 from __future__ import annotations
 
 from ..errors import EngineError
-from .library import cpu_features, kernels, libraries, load, load_library, register_library
+from .library import cpu_features, kernels, libraries, load, load_backend, load_library, register_library
 from .ops import run_op
-from .session import Session, default_threads, plan
+from .session import Memory, Session, default_threads, device_info, plan
 
 __all__ = [
     "EngineError",
+    "Memory",
     "Session",
     "cpu_features",
     "default_threads",
+    "device_info",
     "kernels",
     "libraries",
     "load",
+    "load_backend",
     "load_library",
     "plan",
     "register_library",

@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import Any
 
 from ..errors import EngineError
-from . import onednn
+from . import cuda, onednn
 
 
 @cache
@@ -27,21 +27,43 @@ def native() -> ModuleType:
 
 @cache
 def load() -> ModuleType:
-    """Loads the engine and the backends that ship with it, once; later calls return the same module.
+    """Loads the engine and the CPU backend, once; later calls return the same module.
 
-    A backend that can't run on this machine is no error here: :func:`libraries` keeps its reason, and only an op that
-    needs it fails.
+    A CPU that cannot run it is no error here: :func:`libraries` keeps the reason, and only an op that needs it fails.
     """
     module = native()
     onednn.preload()
-    for path in sorted(Path(module.engine_directory()).glob("libsurogate_*.so")):
-        if path.name == "libsurogate_engine.so":
-            continue
-        try:
-            module.load_kernel_library(str(path))
-        except EngineError:
-            continue  # the reason is kept by the registry
+    try:
+        module.load_kernel_library(str(Path(module.engine_directory()) / "libsurogate_cpu.so"))
+    except EngineError:
+        pass  # the reason is kept by the registry
     return module
+
+
+@cache
+def load_backend(name: str) -> None:
+    """Loads the kernel libraries of a backend that ships with the engine, once. Raises :class:`EngineError` with the reason
+    where this machine cannot use it; plugins' backends are registered by their plugins."""
+    module = load()
+    if name != "cuda":
+        return
+    reason = cuda.unavailable()
+    if reason is not None:
+        raise EngineError(f"backend 'cuda' cannot be used here: {reason}")
+    cuda.preload()
+    folder = Path(module.engine_directory())
+    module.load_kernel_library(str(folder / "libsurogate_cuda.so"))
+    for extra in sorted({*folder.glob("libsurogate_cudnn.so")}):
+        try:
+            module.load_kernel_library(str(extra))
+        except EngineError:
+            continue  # a faster kernel less; the reason is kept by the registry, for `surogate doctor` and `explain`
+
+
+def backend_module(name: str) -> ModuleType:
+    """The native module, with the kernels of backend ``name`` loaded. Raises :class:`EngineError`."""
+    load_backend(name)
+    return load()
 
 
 def register_library(capsule: object, origin: str) -> None:

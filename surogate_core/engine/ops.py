@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from ..errors import EngineError
-from .library import load
+from .library import backend_module
 
 #: None (absent), an array whose dtype says it all, or (array, dtype name, logical shape).
 Operand = None | np.ndarray | tuple[np.ndarray, str, Sequence[int]]
@@ -55,7 +55,7 @@ def run_op(
     kernel takes it. `kernel`: the name of the kernel to run; None runs the one that scores highest. `threads` counts
     the calling one. Raises :class:`EngineError`.
     """
-    load().run_op(
+    backend_module(backend).run_op(
         op,
         [_normalise(operand, "input", i) for i, operand in enumerate(inputs)],
         [_normalise(operand, "output", i) for i, operand in enumerate(outputs)],

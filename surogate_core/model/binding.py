@@ -5,16 +5,19 @@ What is read in place and what is copied:
     f32 matrices                       in place for an fp32 recipe; one copy in the compute dtype otherwise
     f64 matrices                       one copy in the compute dtype
     vectors (norms, biases)            a copy in fp32: they are tiny and are applied in fp32
+
+On a device all of these are copies in its memory; the file is read once.
 """
 
 from __future__ import annotations
 
 import hashlib
+from typing import Any
 
 import numpy as np
 
 from ..dsl.module import Parameter
-from ..engine import Session
+from ..engine import Memory, Session
 from ..ir.graph import Graph
 from ..program import Program
 from ..weights.formats import FORMATS
@@ -25,46 +28,63 @@ IN_PLACE = frozenset({"bf16", "f16", *(name for name, form in FORMATS.items() if
 
 
 class FrozenWeights:
-    """The arrays of one checkpoint's parameters for one compute dtype, made once and shared by all sessions."""
+    """The parameters of one checkpoint for one compute dtype and one device, made once and shared by all sessions there."""
 
-    def __init__(self, model: LoadedModel, compute: str) -> None:
-        self.model, self.compute = model, compute
-        self._tensors: dict[str, StoredTensor] = {}
+    def __init__(self, model: LoadedModel, compute: str, backend: str = "cpu", device: int = 0) -> None:
+        self.model, self.compute, self.backend, self.device = model, compute, backend, device
+        self._dtypes: dict[str, str] = {}
+        self._held: dict[str, Any] = {}
+        """By parameter: an array of the host, or `Memory` of the device."""
 
     def stored(self, name: str, shape: tuple[int, ...]) -> StoredTensor:
         """Parameter ``name`` as the checkpoint has it. WeightError when it is missing or not of ``shape``."""
         return self.model.names.load(self.model.store, name, shape)
 
-    def tensor(self, name: str, shape: tuple[int, ...]) -> StoredTensor:
-        """Parameter ``name`` as a program reads it."""
-        if name not in self._tensors:
-            stored = self.stored(name, shape)
-            if len(shape) < 2:
-                stored = StoredTensor(name, "f32", shape, np.ascontiguousarray(stored.to_f32()))
-            elif stored.dtype not in (*IN_PLACE, self.compute):
-                stored = from_f32(name, stored.to_f32(), self.compute)
-            self._tensors[name] = stored
-        return self._tensors[name]
+    def dtype(self, name: str, shape: tuple[int, ...]) -> str:
+        """What a program reads parameter ``name`` as."""
+        if name not in self._dtypes:
+            stored = "f32" if len(shape) < 2 else self.stored(name, shape).dtype
+            self._dtypes[name] = stored if len(shape) < 2 or stored in (*IN_PLACE, self.compute) else self.compute
+        return self._dtypes[name]
 
-    def adopt(self, name: str, dtype: str, shape: tuple[int, ...], array: np.ndarray) -> None:
-        """Uses ``array`` (of memory that somebody else changes, such as a training session's) for parameter ``name``."""
-        self._tensors[name] = StoredTensor(name, dtype, shape, array)
+    def array(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
+        """Parameter ``name`` in that dtype: contiguous, in numpy's form. A view of the file where nothing is converted."""
+        stored, dtype = self.stored(name, shape), self.dtype(name, shape)
+        if stored.dtype != dtype:
+            stored = from_f32(name, stored.to_f32(), dtype)
+        return np.ascontiguousarray(stored.data)
+
+    def adopt(self, name: str, dtype: str, memory: np.ndarray | Memory) -> None:
+        """Uses ``memory`` (which somebody else may change, such as a training session) for parameter ``name``."""
+        self._dtypes[name], self._held[name] = dtype, memory
 
     def dtypes(self, graph: Graph) -> dict[str, str]:
-        """Stored dtype of every frozen parameter of ``graph``, by full name."""
-        return {name: self.tensor(name, tuple(v.shape)).dtype for name, v, _ in graph.instances() if not v.trainable}
+        """What a program reads every frozen parameter of ``graph`` as, by full name."""
+        return {name: self.dtype(name, tuple(v.shape)) for name, v, _ in graph.instances() if not v.trainable}
 
-    def open_session(self, graph: Graph, program: Program, backend: str = "cpu", threads: int | None = None) -> Session:
+    def _memory(self, name: str, shape: tuple[int, ...]) -> Any:
+        held = self._held.get(name)
+        if held is None:
+            held = self.array(name, shape)
+        if isinstance(held, np.ndarray) and self.backend != "cpu":
+            memory = Memory(self.backend, held.nbytes, self.device)
+            memory.write(held)
+            held = memory
+        self._held[name] = held
+        return held
+
+    def open_session(
+        self, graph: Graph, program: Program, threads: int | None = None, graphs: bool = True
+    ) -> Session:
         """A session of ``program``, emitted from ``graph``, with its frozen parameters bound and its constants written."""
-        session = Session(program.to_bytes(), backend, threads)
+        session = Session(program.to_bytes(), self.backend, threads, self.device, graphs)
         for name, value, _ in graph.instances():
             if not value.trainable:
-                tensor = self.tensor(name, tuple(value.shape))
-                session.bind(f"weight.{name}", np.ascontiguousarray(tensor.data))
+                session.bind(f"weight.{name}", self._memory(name, tuple(value.shape)))
         read = {tensor.name for tensor in program.tensors}
         for name, (_, array) in graph.constants.items():
             if name in read:  # the seed of the gradient is one that fused programs no longer read
-                session.tensor(name)[...] = array
+                session.write(name, array)
         return session
 
 

@@ -115,7 +115,7 @@ def evaluation_bytes(
     def dtype(name: str, value: Any) -> str:
         if adapter is None or value.role in ("lora_a", "lora_b"):
             return recipe.compute if len(value.shape) > 1 else "f32"
-        return weights.tensor(name, tuple(value.shape)).dtype
+        return weights.dtype(name, tuple(value.shape))
 
     dtypes = {name: dtype(name, value) for name, value, _ in graph.instances()}
     planned = engine.plan(emit(graph, EmitOptions(bindings, recipe.compute, dtypes)).to_bytes(), backend, threads)

@@ -18,11 +18,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from .. import ops
-from ..ir.builder import VIEW
+from ..ir.builder import JOIN, SLICE, VIEW
 from ..ir.graph import ACTIVATION, CONSTANT, GRAD, INPUT, PARAM, Graph, Node, Region, Value
 from ..ops.record import PerLayer
 from ..weights.formats import byte_count
-from .memory import Life, aligned, lower_bound, plan
+from .memory import aligned, lower_bound, plan
+from .places import Places
 from .program import (
     HOST_WRITTEN, PERSISTENT, Arena, Entry, Instruction, Program, Storage, TensorEntry, dense_strides,
 )
@@ -44,7 +45,7 @@ class EmitOptions:
 
 
 @dataclass
-class _Call:
+class Call:
     """One instruction before places are known."""
 
     node: Node
@@ -55,7 +56,8 @@ class _Call:
 
 def emit(graph: Graph, options: EmitOptions) -> Program:
     """Entries: "begin" (zeroes loss and gradients) where there is a loss; "forward", or "micro_step" when the graph was
-    differentiated; then also "update", when ``options.optimizer`` is given. Raises KeyError for an unbound dimension or a
+    differentiated; then also "update", and "refresh" (makes compute copies follow the masters), when ``options.optimizer`` is
+    given. Raises KeyError for an unbound dimension or a
     parameter whose stored dtype is not given."""
     return Emitter(graph, options).run()
 
@@ -68,7 +70,10 @@ class Emitter:
         self.program = Program()
         self.names: dict[Key, str] = {}
         self.alias: dict[Key, Key] = {}
+        self.places = Places(self._shape)
         self.param_names = {(v, layer): name for name, v, layer in graph.instances()}
+        self.parts = {name: parts for name, _, _, parts in graph.joined_instances()}
+        self.param_names |= {(v, layer): name for name, v, layer, _ in graph.joined_instances()}
         self.trained = TrainableLayout.of(graph, options.compute)
         self.arena_sizes: dict[str, int] = {}
         self.viewed: set[str] = set()
@@ -85,7 +90,7 @@ class Emitter:
 
     # -- unrolling ---------------------------------------------------------------------------------------------------
 
-    def _unroll(self) -> list[_Call]:
+    def _unroll(self) -> list[Call]:
         graph, calls = self.graph, []
         order: list[tuple[Region, int | None]] = [(graph.prologue, None)]
         order += [(graph.regions[name], i) for i, name in enumerate(graph.layers)]
@@ -117,27 +122,36 @@ class Emitter:
             key = self.alias[key]
         return key
 
-    def _calls(self, nodes: list[Node], layer: int | None) -> list[_Call]:
+    def _calls(self, nodes: list[Node], layer: int | None) -> list[Call]:
         calls = []
         for node in nodes:
             inputs = tuple(None if v is None else self._key(v, layer) for v in node.inputs)
             if node.op == VIEW:
                 self.alias[(node.outputs[0], layer)] = inputs[0]
                 continue
+            if node.op == SLICE:
+                self.places.put((node.outputs[0], layer), inputs[0], node.attrs["start"])
+                continue
+            if node.op == JOIN:
+                column = 0
+                for value, key in zip(node.inputs, inputs):
+                    self.places.put(key, (node.outputs[0], layer), column)
+                    column += value.shape[1]
+                continue
             outputs = tuple(None if v is None else self._key(v, layer) for v in node.outputs)
-            calls.append(_Call(node, inputs, outputs, layer))
+            calls.append(Call(node, inputs, outputs, layer))
         return calls
 
-    def _sweep(self, calls: list[_Call]) -> list[_Call]:
+    def _sweep(self, calls: list[Call]) -> list[Call]:
         """Drops calls whose results nobody reads: what the first layer would hand to nothing that learns."""
-        live = {self._key(v, None) for v in self.graph.outputs.values()}
+        live = {k for v in self.graph.outputs.values() for k in self.places.around(self._key(v, None))}
         kept = []
         for call in reversed(calls):
             record = ops.get(call.node.op)
             writes = any(o.inout and k is not None for o, k in zip(record.outputs, call.outputs))
             if writes or any(k in live for k in call.outputs):
                 kept.append(call)
-                live.update(k for k in call.inputs if k is not None)
+                live.update(k for key in call.inputs if key is not None for k in self.places.around(key))
         return kept[::-1]
 
     # -- places ------------------------------------------------------------------------------------------------------
@@ -154,12 +168,16 @@ class Emitter:
         self.program.storages.append(Storage(name, arena, offset, size, flags))
         return name
 
-    def add_tensor(self, name: str, storage: str, dtype: str, shape: tuple[int, ...], byte_offset: int = 0) -> str:
-        """Declares a dense tensor; returns its name."""
-        self.program.tensors.append(TensorEntry(name, storage, byte_offset, dtype, shape, dense_strides(shape)))
+    def add_tensor(
+        self, name: str, storage: str, dtype: str, shape: tuple[int, ...], byte_offset: int = 0, row: int | None = None
+    ) -> str:
+        """Declares a tensor, dense but for its rows, which are ``row`` elements apart when that is given; returns its name."""
+        strides = dense_strides(shape)
+        strides = strides if row is None else (row, *strides[1:])
+        self.program.tensors.append(TensorEntry(name, storage, byte_offset, dtype, shape, strides))
         return name
 
-    def _place_fixed(self, calls: list[_Call]) -> None:
+    def _place_fixed(self, calls: list[Call]) -> None:
         self.trained.place(self)
         for call in calls:
             for key in (*call.inputs, *call.outputs):
@@ -176,7 +194,7 @@ class Emitter:
             name = self.param_names[key]
             if value.trainable:
                 return self.trained.tensor_name(name)
-            dtype = self.options.param_dtypes[name]
+            dtype = self._stored_dtype(name)
             return self.add_tensor(name, self.add_storage(f"weight.{name}", None, byte_count(dtype, shape), 0), dtype, shape)
         if value.kind == GRAD:
             return self.trained.gradient_name(self.param_names[(value.of, layer)])
@@ -185,51 +203,34 @@ class Emitter:
         storage = self.add_storage(name, arena, byte_count(value.dtype, shape), PERSISTENT)
         return self.add_tensor(name, storage, value.dtype, shape)
 
-    def _place_activations(self, calls: list[_Call]) -> None:
-        lives: dict[Key, Life] = {}
-        shares: dict[Key, Key] = {}  # output -> the input whose storage it took over
-        last_use: dict[Key, int] = {}
-        for index, call in enumerate(calls):
-            for key in (*call.inputs, *call.outputs):
-                if key is not None:
-                    last_use[key] = index
-        for value in self.graph.outputs.values():
-            last_use[self._key(value, None)] = len(calls) - 1
-        for index, call in enumerate(calls):
-            donor = self._donor(call, index, last_use)
-            for position, key in enumerate(call.outputs):
-                if key is None or key[0].kind != ACTIVATION:
-                    continue
-                if position == 0 and donor is not None:
-                    root = shares.get(donor, donor)
-                    shares[key] = root
-                    lives[root].end = max(lives[root].end, last_use[key])
-                else:
-                    name = f"a{len(lives)}"
-                    lives[key] = Life(name, byte_count(key[0].dtype, self._shape(key[0])), index, last_use[key])
+    def _stored_dtype(self, name: str) -> str:
+        parts = self.parts.get(name, (name,))
+        dtypes = {self.options.param_dtypes[part] for part in parts}
+        if len(dtypes) > 1:
+            raise ValueError(f"{name} is {', '.join(parts)} read as one, but they are stored as {', '.join(sorted(dtypes))}")
+        return dtypes.pop()
+
+    def _place_activations(self, calls: list[Call]) -> None:
+        places = self.places
+        lives = places.settle(calls, [self._key(v, None) for v in self.graph.outputs.values()])
         self.activation_floor = lower_bound(list(lives.values()))
         self.arena_sizes["activations"] = plan(list(lives.values()))
         for life in lives.values():
             self.program.storages.append(Storage(life.name, "activations", life.offset, life.bytes))
-        for key in (*lives, *shares):
+        made = dict.fromkeys(k for c in calls for k in c.outputs if k is not None and k[0].kind == ACTIVATION)
+        read = dict.fromkeys(k for c in calls for k in c.inputs if k is not None and k[0].kind == ACTIVATION)
+        for key in dict.fromkeys((*lives, *made, *read)):
             value, layer = key
-            prefix = "" if layer is None else f"{layer}."
-            life = lives[shares.get(key, key)]
-            self.names[key] = self.add_tensor(f"{prefix}{value.name}.{value.id}", life.name, value.dtype, self._shape(value))
-
-    def _donor(self, call: _Call, index: int, last_use: Mapping[Key, int]) -> Key | None:
-        """The input whose storage output 0 may take over: an activation of the same bytes that is used for the last time."""
-        slot = ops.get(call.node.op).in_place
-        key = call.inputs[slot] if slot is not None else None
-        result = call.outputs[0]
-        if key is None or result is None or key[0].kind != ACTIVATION or last_use[key] != index:
-            return None
-        same = key[0].dtype == result[0].dtype and self._shape(key[0]) == self._shape(result[0])
-        return key if same and call.inputs.count(key) == 1 else None
+            root, column = places.at(key)
+            shape, prefix = self._shape(value), "" if layer is None else f"{layer}."
+            self.names[key] = self.add_tensor(
+                f"{prefix}{value.name}.{value.id}", lives[root].name, value.dtype, shape, byte_count(value.dtype, (column,)),
+                places.width(root) if places.lies_apart(key) else None,
+            )
 
     # -- instructions ------------------------------------------------------------------------------------------------
 
-    def _entries(self, calls: list[_Call]) -> None:
+    def _entries(self, calls: list[Call]) -> None:
         program = self.program
         if "loss" in self.graph.outputs:
             targets = ["loss", *(["gradients"] if self.graph.grads else [])]
@@ -237,6 +238,8 @@ class Emitter:
         self._entry("micro_step" if self.graph.grads else "forward", [self._instruction(c) for c in calls])
         if self.options.optimizer is not None and self.graph.grads:
             self._entry("update", self.trained.update(self, self.options.optimizer))
+            if self.trained.has_copy:  # the update's last instruction alone, for masters that were written from outside
+                program.entries.append(Entry("refresh", len(program.instructions) - 1, 1))
         for name, value in self.graph.outputs.items():
             key = self._key(value, None)
             entry = program.tensor(self.names[key])
@@ -248,7 +251,7 @@ class Emitter:
         self.program.entries.append(Entry(name, len(self.program.instructions), len(instructions)))
         self.program.instructions += instructions
 
-    def _instruction(self, call: _Call) -> Instruction:
+    def _instruction(self, call: Call) -> Instruction:
         inputs = self._shaped(call.node.inputs, call.inputs)
         outputs = self._shaped(call.node.outputs, call.outputs)
         attrs = tuple(
@@ -276,5 +279,6 @@ class Emitter:
             return name
         viewed = f"{name}:{'x'.join(map(str, shape))}"
         if viewed not in self.viewed:
-            self.viewed.add(self.add_tensor(viewed, entry.storage, entry.dtype, shape, entry.byte_offset))
+            row = None if entry.strides == dense_strides(entry.shape) else entry.strides[0]
+            self.viewed.add(self.add_tensor(viewed, entry.storage, entry.dtype, shape, entry.byte_offset, row))
         return viewed

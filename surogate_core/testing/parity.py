@@ -127,12 +127,14 @@ class _GradientStore:
 
 @dataclass
 class Parity:
-    """One checkpoint in two hands. ``folder``: its files; ``reference``: transformers' model, float32; ``loaded``: ours."""
+    """One checkpoint in two hands. ``folder``: its files; ``reference``: transformers' model, float32; ``loaded``: ours, which
+    ``backend`` runs."""
 
     folder: Path
     reference: Any
     loaded: LoadedModel
     batch: Batch
+    backend: str = "cpu"
 
     @classmethod
     def make(cls, family: Family, config: Mapping[str, Any], folder: str | Path, seed: int = 0) -> Parity:
@@ -200,37 +202,36 @@ class Parity:
 
     def logits(self, recipe: str = "fp32", adapter: Any = None) -> np.ndarray:
         """float32 [useful tokens, vocab] of the packed batch, all documents in one run. ``adapter``: an AppliedAdapter."""
-        weights = FrozenWeights(self.loaded, RECIPES[recipe].compute)
+        weights = FrozenWeights(self.loaded, RECIPES[recipe].compute, self.backend)
         for name, array in ({} if adapter is None else adapter.arrays).items():
-            weights.adopt(name, "f32", array.shape, array)
+            weights.adopt(name, "f32", array)
         graph, program = loss_program(
             self.loaded, RECIPES[recipe], weights, self._bindings(), max_positions=self.max_positions, output="logits",
             adapter=None if adapter is None else adapter.spec,
         )
         session = weights.open_session(graph, program, threads=1)
         for name in ("tokens", "positions", "doc_starts"):
-            session.tensor(name)[:] = getattr(self.batch, name)
+            session.write(name, getattr(self.batch, name))
         session.run("forward")
-        return session.tensor("logits")[:self.batch.useful_tokens].copy()
+        return session.read("logits")[:self.batch.useful_tokens]
 
     def train_session(
         self, recipe: str = "fp32", adapter: LoraSpec | None = None, memory_budget: int | None = None,
         optimizer: AdamW = AdamW(),
     ) -> TrainSession:
         """A training session on one thread: of ``adapter``, or of every parameter."""
-        weights = FrozenWeights(self.loaded, RECIPES[recipe].compute)
+        weights = FrozenWeights(self.loaded, RECIPES[recipe].compute, self.backend)
         plan = training_program(
             self.loaded, RECIPES[recipe], weights, self._bindings(), max_positions=self.max_positions, adapter=adapter,
-            optimizer=optimizer, memory_budget=memory_budget,
+            optimizer=optimizer, memory_budget=memory_budget, backend=self.backend,
         )
-        return TrainSession(plan, self.loaded, weights, optimizer, RECIPES[recipe].compute, 0, "cpu", 1)
+        return TrainSession(plan, self.loaded, weights, optimizer, RECIPES[recipe].compute, 0, 1)
 
     def gradients(self, session: TrainSession | None = None, recipe: str = "fp32") -> Gradients:
         """Of one micro-batch; of every parameter, or of what ``session`` trains."""
         session = session or self.train_session(recipe)
         loss = session.accumulate(Step([self.batch], 0, 0), 0)
-        values = {name: session.session.tensor(f"gradients.{name}").copy() for name in session.layout.parameters}
-        return Gradients(loss, values)
+        return Gradients(loss, {name: session.gradient(name) for name in session.layout.parameters})
 
     def training_losses(self, optimizer: AdamW, learning_rate: float, steps: int) -> tuple[list[float], list[float]]:
         """Loss before each of ``steps`` updates of every parameter on the same batch: ours, and torch.optim.AdamW's."""
@@ -251,7 +252,7 @@ class Parity:
 
     def greedy(self, prompt: Sequence[int], count: int, recipe: str = "fp32", chunk: int = 8) -> list[int]:
         """``count`` tokens through the key-value cache, the prompt fed ``chunk`` tokens at a time."""
-        weights = FrozenWeights(self.loaded, RECIPES[recipe].compute)
+        weights = FrozenWeights(self.loaded, RECIPES[recipe].compute, self.backend)
         decoder = Decoder(self.loaded, weights, RECIPES[recipe], len(prompt) + count, threads=1)
         for start in range(0, len(prompt), chunk):
             part = list(prompt[start:start + chunk])

@@ -82,9 +82,8 @@ def save(folder: Path, step: int, session: TrainSession, info: Mapping[str, Any]
 
 def _tensors(session: TrainSession):
     for state in session.states:
-        flat = session.session.tensor(state)
         for p in session.layout.parameters.values():
-            array = flat[p.offset:p.offset + p.size].reshape(p.shape)
+            array = session.session.read(state, p.offset, p.size).reshape(p.shape)
             yield StoredTensor(f"{state}/{p.name}", "f32", p.shape, array)
 
 
@@ -113,7 +112,6 @@ def load(checkpoint: Checkpoint, session: TrainSession) -> None:
             "Start a new run in another output_dir, or set resume_from_checkpoint: false.",
         )
     for state in session.states:
-        flat = session.session.tensor(state)
         for p in session.layout.parameters.values():
             tensor = file.get(f"{state}/{p.name}")
             if tensor.shape != p.shape:
@@ -121,5 +119,5 @@ def load(checkpoint: Checkpoint, session: TrainSession) -> None:
                     f"checkpoint {checkpoint.path}: {p.name} has shape {tensor.shape}, this run trains {p.shape}",
                     "Resume with the settings of the run that wrote it (lora_rank, model).",
                 )
-            flat[p.offset:p.offset + p.size] = tensor.data.reshape(-1)
+            session.session.write(state, tensor.data.reshape(-1), p.offset)
     session.refresh()

@@ -31,15 +31,15 @@ class Evaluator:
             for batch in step.micro_batches:
                 write_batch(session, batch)
                 session.run("forward")
-            loss += float(session.tensor("loss")[0]) * step.weight_sum / total
+            loss += float(session.read("loss")[0]) * step.weight_sum / total
         return loss
 
     def _open(self) -> Session:
         p = self.prepared
         for name in self.train.layout.parameters:
-            dtype, array = self.train.compute_tensor(name)
-            p.weights.adopt(name, dtype, self.train.layout.parameters[name].shape, array)
+            dtype, memory = self.train.compute_tensor(name)
+            p.weights.adopt(name, dtype, memory)
         graph, program = loss_program(
             p.model, p.recipe, p.weights, p.plan.bindings, max_positions=p.config.sequence_len, adapter=p.adapter
         )
-        return p.weights.open_session(graph, program, p.config.backend, p.threads)
+        return p.weights.open_session(graph, program, p.threads, self.train.graphs)

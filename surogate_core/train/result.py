@@ -36,7 +36,7 @@ def trained_adapter(prepared: Prepared, session: TrainSession) -> Adapter:
     for name in dict(prepared.model.dsl().parameters()):
         name_a, name_b = adapter_names(name)
         if name_a in trained:
-            pairs[name] = LoraPair(session.parameter(name_a).copy(), session.parameter(name_b).copy(), spec.scale)
+            pairs[name] = LoraPair(session.parameter(name_a), session.parameter(name_b), spec.scale)
     return Adapter(pairs, str(config.model), spec.rank_stabilised, config.lora_dropout)
 
 

@@ -35,7 +35,7 @@ def run_training(config: TrainConfig, mode: Mode, console: Any) -> RunResult:
     found = _checkpoint_to_resume(config, folder)
     session = TrainSession(
         prepared.plan, prepared.model, prepared.weights, prepared.optimizer, prepared.recipe.compute, config.seed,
-        config.backend, prepared.threads,
+        prepared.threads,
     )
     trainer = Trainer(prepared, session, Progress(prepared, console))
     if found is not None:

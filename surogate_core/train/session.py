@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from ..data.loader import Batch, Step
-from ..engine import Session
+from ..engine import Memory, Session
 from ..model import FrozenWeights, LoadedModel, TrainPlan, initial_values
 from ..program.trainable import TrainableLayout
-from ..weights.quants import quantize
 
 
 class TrainSession:
@@ -16,74 +15,100 @@ class TrainSession:
 
     def __init__(
         self, plan: TrainPlan, model: LoadedModel, weights: FrozenWeights, optimizer, compute: str, seed: int,
-        backend: str, threads: int | None,
+        threads: int | None = None, graphs: bool = True,
     ) -> None:
-        self.plan, self.model, self.seed = plan, model, seed
-        self.session = weights.open_session(plan.graph, plan.program, backend, threads)
+        self.plan, self.model, self.seed, self.graphs = plan, model, seed, graphs
+        self.session = weights.open_session(plan.graph, plan.program, threads, graphs)
         self.layout = TrainableLayout.of(plan.graph, compute)
         self.states = ("master", *(f"optimizer.{state}" for state in optimizer.states))
         self._dropout = any(t.name == "dropout_seed" for t in plan.program.tensors)
         self._initialise(weights)
 
     def _initialise(self, weights: FrozenWeights) -> None:
-        for state in self.states:
-            self.session.tensor(state)[:] = 0
         declared = dict(self.model.dsl().parameters())
         from_file = self.model.store is not None
         for name, parameter in self.layout.parameters.items():
-            target = self.session.tensor(f"master.{name}")
             if from_file and name in declared:
-                target[...] = weights.stored(name, parameter.shape).to_f32()
+                values = weights.stored(name, parameter.shape).to_f32()
             else:
-                target[...] = initial_values(name, parameter.shape, declared.get(name), self.seed)
+                values = initial_values(name, parameter.shape, declared.get(name), self.seed)
+            self.session.write(f"master.{name}", values)
         self.refresh()
 
     def refresh(self) -> None:
         """Makes the compute copies follow the masters, after these were written from outside."""
         if self.layout.has_copy:
-            self.session.tensor("trained")[:] = quantize(self.session.tensor("master"), self.layout.compute)
+            self.session.run("refresh")
 
     def parameter(self, name: str) -> np.ndarray:
-        """The fp32 master of one trained parameter; a view."""
-        return self.session.tensor(f"master.{name}")
+        """A copy of one trained parameter's fp32 master."""
+        return self.session.read(f"master.{name}")
 
-    def compute_tensor(self, name: str) -> tuple[str, np.ndarray]:
-        """dtype and memory that ops read parameter ``name`` from; a view that follows training."""
+    def set_parameter(self, name: str, values: np.ndarray) -> None:
+        """Writes one trained parameter's master; `refresh` when all are written."""
+        self.session.write(f"master.{name}", values)
+
+    def gradient(self, name: str) -> np.ndarray:
+        """A copy of what was accumulated for one trained parameter: fp32."""
+        return self.session.read(f"gradients.{name}")
+
+    def compute_tensor(self, name: str) -> tuple[str, Memory]:
+        """dtype and memory that ops read parameter ``name`` from; it follows training."""
         tensor = self.layout.tensor_name(name)
-        return self.plan.program.tensor(tensor).dtype, self.session.tensor(tensor)
+        return self.plan.program.tensor(tensor).dtype, self.session.share(tensor)
 
     def step(self, step: Step, index: int, learning_rate: float) -> tuple[float, float]:
         """One optimizer step over its micro-batches. Returns (loss per target token, gradient norm before clipping)."""
-        loss = self.accumulate(step, index)
-        norm = self.update(index, learning_rate)
-        return loss, norm
+        self.start(step, index, learning_rate)
+        return self.loss(), self.grad_norm()
+
+    def start(self, step: Step, index: int, learning_rate: float) -> None:
+        """Begins an optimizer step; on a device the caller is free while it runs. Gradients that are not finite leave
+        parameters and optimizer as they are."""
+        self._run_micro_steps(step, index)
+        self._run_update(index, learning_rate)
 
     def accumulate(self, step: Step, index: int) -> float:
         """Gradients of a whole step; returns its loss."""
-        run, tensor = self.session.run, self.session.tensor
-        run("begin")
+        self._run_micro_steps(step, index)
+        return self.loss()
+
+    def update(self, index: int, learning_rate: float) -> float:
+        """The update with what was accumulated; returns the norm of the gradients before clipping."""
+        self._run_update(index, learning_rate)
+        return self.grad_norm()
+
+    def _run_micro_steps(self, step: Step, index: int) -> None:
+        self.session.run("begin")
         for number, batch in enumerate(step.micro_batches):
             write_batch(self.session, batch)
             if self._dropout:
                 key = np.random.SeedSequence([self.seed, index, number]).generate_state(2, np.uint32)
-                tensor("dropout_seed")[:] = key.view(np.int32)
-            run("micro_step")
-        return float(tensor("loss")[0])
+                self.session.write("dropout_seed", key.view(np.int32))
+            self.session.run("micro_step")
 
-    def update(self, index: int, learning_rate: float) -> float:
-        self.session.tensor("hyper")[:] = (learning_rate, index + 1, 0, 0)
+    def _run_update(self, index: int, learning_rate: float) -> None:
+        self.session.write("hyper", np.array([learning_rate, index + 1, 0, 0], np.float32))
         self.session.run("update")
-        return float(self.session.tensor("grad_norm")[0])
+
+    def loss(self) -> float:
+        """Loss per target token of the last step; waits for it."""
+        return float(self.session.read("loss")[0])
+
+    def grad_norm(self) -> float:
+        """Norm of the last update's gradients before clipping; waits for it."""
+        return float(self.session.read("grad_norm")[0])
 
 
 def write_batch(session: Session, batch: Batch) -> None:
     """Puts a micro-batch into a program's inputs; doc_starts is padded with its last entry. ValueError when it has more
     documents than the program was planned for."""
     for name in ("tokens", "targets", "positions", "token_weights"):
-        session.tensor(name)[:] = getattr(batch, name)
-    starts = session.tensor("doc_starts")
+        session.write(name, getattr(batch, name))
+    capacity = session.shape("doc_starts")[0]
     count = int(np.searchsorted(batch.doc_starts, batch.doc_starts[-1])) + 1
-    if count > len(starts):
-        raise ValueError(f"the batch has {count - 1} documents; the program holds {len(starts) - 1}")
+    if count > capacity:
+        raise ValueError(f"the batch has {count - 1} documents; the program holds {capacity - 1}")
+    starts = np.full(capacity, batch.doc_starts[-1], np.int32)
     starts[:count] = batch.doc_starts[:count]
-    starts[count:] = batch.doc_starts[-1]
+    session.write("doc_starts", starts)

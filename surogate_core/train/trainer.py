@@ -115,9 +115,8 @@ class Trainer:
             self.report({"step": self.step, "skipped": [row for batch in step for row in batch.rows]})
             return None
         rate = self.prepared.schedule.rate(self.step)
-        loss = self.session.accumulate(step, self.step)
+        loss, norm = self.session.step(step, self.step, rate)
         self._require_finite(loss, "loss", step)
-        norm = self.session.update(self.step, rate)
         self._require_finite(norm, "gradient norm", step)
         self.step += 1
         self.tokens_seen += step.useful_tokens

@@ -69,7 +69,7 @@ def test_lora_on_a_quantised_base_has_pefts_gradients(original, tmp_path, dtype)
                 value = generator.normal(0, 0.1, session.parameter(name).shape).astype(np.float32)
                 module = names.file_names(weight)[0].removesuffix(".weight")
                 theirs_by_ours[name] = f"base_model.model.{module}.lora_{half}.default.weight"
-                session.parameter(name)[...] = value
+                session.set_parameter(name, value)
                 parameters[theirs_by_ours[name]].data.copy_(torch.from_numpy(value))
     session.refresh()
     ours, theirs = parity.gradients(session), parity.reference_gradients(module=model.eval())

@@ -96,7 +96,7 @@ def run(settings: TrainConfig, mode: str = "sft", screen: Console | None = None)
 def open_run(settings: TrainConfig, mode: str = "sft") -> tuple[Prepared, TrainSession]:
     prepared = prepare(settings, mode)
     session = TrainSession(prepared.plan, prepared.model, prepared.weights, prepared.optimizer, prepared.recipe.compute,
-                           settings.seed, settings.backend, prepared.threads)
+                           settings.seed, prepared.threads)
     return prepared, session
 
 
@@ -104,8 +104,8 @@ def lift_b(session: TrainSession) -> None:
     """Adapters start with B = 0, where A has no gradient: gives B what A starts with."""
     for name in session.layout.parameters:
         if name.endswith("lora_b"):
-            target = session.parameter(name)
-            target[...] = 0.1 * initial_values(name.replace("lora_b", "lora_a"), target.shape, None, 3)
+            shape = session.layout.parameters[name].shape
+            session.set_parameter(name, 0.1 * initial_values(name.replace("lora_b", "lora_a"), shape, None, 3))
     session.refresh()
 
 

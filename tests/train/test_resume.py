@@ -342,7 +342,7 @@ class TestNotFinite:
     def test_an_infinite_gradient_too(self, root, monkeypatch):
         from surogate_core.train.session import TrainSession
 
-        monkeypatch.setattr(TrainSession, "update", lambda self, index, rate: float("inf"))
+        monkeypatch.setattr(TrainSession, "grad_norm", lambda self: float("inf"))
         with pytest.raises(TrainingError, match="the gradient norm of step 1 is inf.*chat.jsonl") as caught:
             runs.run(runs.config(root))
         assert "No checkpoint was written yet" in caught.value.hint

@@ -25,7 +25,7 @@ def logits(model: LoadedModel, weights: FrozenWeights | None = None, adapter: Ap
     """fp32 logits of 24 fixed tokens."""
     weights = weights or FrozenWeights(model, "f32")
     for name, array in (adapter.arrays if adapter else {}).items():
-        weights.adopt(name, "f32", array.shape, array)
+        weights.adopt(name, "f32", array)
     graph, program = loss_program(model, RECIPES["fp32"], weights, {"T": 24, "D": 2}, max_positions=32, output="logits",
                                   adapter=adapter.spec if adapter else None)
     session = weights.open_session(graph, program, threads=1)
@@ -53,7 +53,7 @@ class TestResults:
         checkpoint.load(checkpoint.list_checkpoints(root / "out")[-1], session)
         weights = FrozenWeights(model, "f32")
         for name, p in session.layout.parameters.items():
-            weights.adopt(name, "f32", p.shape, session.parameter(name))
+            weights.adopt(name, "f32", session.parameter(name))
         held = AppliedAdapter(prepared.adapter, {n: session.parameter(n) for n in session.layout.parameters})
         np.testing.assert_allclose(logits(model, weights, held), adapted, atol=1e-4)
 

@@ -98,8 +98,12 @@ int32_t event_create(void **event, int32_t timed, char *error, size_t size) {
   return result;
 }
 void event_destroy(void *event) { cudaEventDestroy(event_of(event)); }
-int32_t event_record(void *event, void *stream, char *error, size_t size) {
-  return report(cudaEventRecord(event_of(event), stream_of(stream)), "recording an event", error, size);
+int32_t event_record(void *event, void *stream, int32_t external, char *error, size_t size) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  cudaStreamIsCapturing(stream_of(stream), &status);
+  const bool node = external != 0 && status == cudaStreamCaptureStatusActive;
+  const unsigned flags = node ? cudaEventRecordExternal : cudaEventRecordDefault;
+  return report(cudaEventRecordWithFlags(event_of(event), stream_of(stream), flags), "recording an event", error, size);
 }
 int32_t event_wait(void *event, void *stream, char *error, size_t size) {
   return report(cudaStreamWaitEvent(stream_of(stream), event_of(event), 0), "waiting for an event", error, size);

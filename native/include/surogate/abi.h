@@ -176,7 +176,9 @@ typedef struct sg_backend {
   int32_t (*clear)(void *data, int32_t byte, uint64_t bytes, void *stream, char *error, size_t error_size);
   int32_t (*event_create)(void **event, int32_t timed, char *error, size_t error_size);
   void (*event_destroy)(void *event);
-  int32_t (*event_record)(void *event, void *stream, char *error, size_t error_size);
+  /* external: where the stream is being captured, the event is one that the caller looks at after a launch of the graph;
+   * otherwise it only orders streams within the graph. */
+  int32_t (*event_record)(void *event, void *stream, int32_t external, char *error, size_t error_size);
   int32_t (*event_wait)(void *event, void *stream, char *error, size_t error_size);  /* the stream waits, not the caller */
   int32_t (*event_synchronize)(void *event, char *error, size_t error_size);         /* the caller waits */
   int32_t (*event_seconds)(void *begin, void *end, double *seconds, char *error, size_t error_size);
