@@ -1,0 +1,77 @@
+// attention_grad through cuDNN: dq, dk, dv from do, q, k, v, o, lse, in bf16.
+//
+// Its floor is 10 T L H D / 2 FLOPs, causal, for documents of length L (an H200 reaches 410-520 TFLOP/s at D 128). Two
+// kernels: "cudnn_atomic" adds dq in whatever order blocks finish, and is for calls that allow that (deterministic = 0);
+// "cudnn" spills the gradient of the logits of every document at its longest, so that it is offered only where that fits
+// kMaxWorkspace. Elsewhere our own deterministic kernel is chosen.
+#include "attention_call.h"
+
+namespace sg::cudnn {
+
+using namespace sg::cuda;
+
+namespace {
+
+constexpr int32_t kScore = 30, kAtomicScore = 40;
+constexpr size_t kMaxWorkspace = size_t{2} << 30;
+
+struct Call {
+  explicit Call(const sg_call *call) : doc_starts(input(call, 6)) {
+    operands[kDo] = input(call, 0);
+    operands[kQ] = input(call, 1);
+    operands[kK] = input(call, 2);
+    operands[kV] = input(call, 3);
+    operands[kO] = input(call, 4);
+    operands[kLse] = input(call, 5);
+    operands[kDq] = output(call, 0);
+    operands[kDk] = output(call, 1);
+    operands[kDv] = output(call, 2);
+  }
+  const sg_tensor *operands[kRoles] = {};
+  const sg_tensor *doc_starts;
+};
+
+const Plan *plan_of(const sg_call *call, bool deterministic) {
+  if ((attr_int(call, "deterministic", 1) != 0) != deterministic) return nullptr;
+  const Call bound(call);
+  Problem problem;
+  problem.backward = true;
+  problem.deterministic = deterministic;
+  return read_problem(call, bound.operands, bound.doc_starts, problem) ? find_plan(problem) : nullptr;
+}
+
+template <bool kDeterministic>
+int32_t supports(const sg_call *call) {
+  const Plan *plan = plan_of(call, kDeterministic);
+  if (plan == nullptr) return 0;
+  if (!kDeterministic) return kAtomicScore;
+  return total_workspace(plan) <= kMaxWorkspace ? kScore : 0;
+}
+
+template <bool kDeterministic>
+size_t workspace(const sg_call *call) {
+  return total_workspace(plan_of(call, kDeterministic));
+}
+
+template <bool kDeterministic>
+int32_t prepare(const sg_call *call, void **state) {
+  *state = const_cast<Plan *>(plan_of(call, kDeterministic));
+  return SG_OK;
+}
+
+int32_t run(const sg_call *call) {
+  const Call bound(call);
+  return run_plan(call, static_cast<const Plan *>(call->state), bound.operands, bound.doc_starts);
+}
+
+}  // namespace
+
+constexpr sg_kernel kAttentionGrad{sizeof(sg_kernel), "attention_grad", "cuda", "cudnn",
+                                   SG_TRAIT_DETERMINISTIC | SG_TRAIT_CAPTURABLE, -1, supports<true>, workspace<true>,
+                                   prepare<true>, keep_plan, run, nullptr};
+
+constexpr sg_kernel kAttentionGradAtomic{sizeof(sg_kernel), "attention_grad", "cuda", "cudnn_atomic",
+                                         SG_TRAIT_CAPTURABLE, -1, supports<false>, workspace<false>, prepare<false>,
+                                         keep_plan, run, nullptr};
+
+}  // namespace sg::cudnn
