@@ -113,6 +113,9 @@ class Case:
             outputs = self.record.reference(inputs, self.attrs, {name: t.values for name, t in self.initial.items()})
         if len(outputs) != len(self.record.outputs):
             raise ValueError(f"{self.record.name}: the reference gives {len(outputs)} outputs")
+        if self.record.store is not None:
+            dtypes = [None if form is None else form.dtype for form in self.outputs]
+            outputs = self.record.store(outputs, dtypes, inputs, self.attrs)
         return [np.asarray(o) for o in outputs]
 
     def can_run_in_place(self, kernel: Mapping[str, Any]) -> bool:

@@ -9,15 +9,15 @@ from .record import Attr, Op, Operand, Sample, TensorType, require
 _MASK = np.uint64(0xFFFFFFFF)
 
 
-def philox(counter: np.ndarray, stream_id: int, seed: np.ndarray) -> np.ndarray:
+def philox(counter: np.ndarray, stream_id: int, seed: np.ndarray, last_word: int = 0) -> np.ndarray:
     """Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011).
 
-    counter: unsigned integers [n]; the four counter words are (low, high, stream_id, 0). seed: two 32-bit words, the
-    key. Returns uint32 [n, 4].
+    counter: unsigned integers [n]; the four counter words are (low, high, stream_id, last_word). seed: two 32-bit
+    words, the key. Returns uint32 [n, 4].
     """
     counter = np.asarray(counter, np.uint64)
     words = [counter & _MASK, counter >> np.uint64(32), np.full_like(counter, stream_id & 0xFFFFFFFF),
-             np.zeros_like(counter)]
+             np.full_like(counter, last_word & 0xFFFFFFFF)]
     key0, key1 = (np.uint64(int(word) & 0xFFFFFFFF) for word in seed)
     for _ in range(10):
         first, second = words[0] * np.uint64(0xD2511F53), words[2] * np.uint64(0xCD9E8D57)

@@ -85,6 +85,7 @@ class Sample:
 
 InferFn = Callable[[Sequence[TensorType | None], Mapping[str, Any]], list[TensorType]]
 ReferenceFn = Callable[..., "list[np.ndarray]"]
+StoreFn = Callable[..., "list[np.ndarray]"]
 VjpFn = Callable[["GradientBuilder", "Node", "Sequence[Value | None]"], "Sequence[Value | None]"]
 CostFn = Callable[[Sequence[TensorType | None], Mapping[str, Any]], float]
 
@@ -96,11 +97,16 @@ class Op:
     infer(inputs, attrs) -> types of the outputs, in order; raises ValueError naming the operand when shapes disagree.
     reference(inputs, attrs, initial) -> outputs as float64 (or integer) arrays; ``inputs`` and ``initial`` map operand
         names to arrays (None = absent); ``initial`` holds the inout outputs' values before the op.
+    store(outputs, dtypes, inputs, attrs) -> the reference's outputs as float64 once stored in ``dtypes``. For ops that
+        define how they round; others round to nearest, which their tolerance covers.
     vjp(builder, node, output_gradients) -> one gradient (or None) per input. Gradients of parameters are not returned:
         they are written with ``builder.accumulate``. None for an op that has no gradient.
     flops(inputs, attrs) -> multiply-add operations counted as two; 0 for ops bound by memory.
     samples(rng) -> conformance cases: odd, empty and large shapes.
     in_place: index of the input whose storage output 0 may take over when that input is not used again, or None.
+    rows_apart: operands that may be columns of a wider matrix: every axis but the first is dense, rows lie apart. All
+        kernels of a backend that joins projections take them so. The gradient of an input that is named here is made by
+        an op that names its output, or is the gradient of the op's result itself.
     differentiable: input names that finite differences are checked on (level 2); empty when there is no gradient.
     compute_inputs: inputs that the op wants in the recipe's compute dtype (operands of matrix products); the `precision`
         pass casts a wider value once and shares the copy.
@@ -115,9 +121,11 @@ class Op:
     attrs: Mapping[str, Attr] = field(default_factory=dict)
     vjp: VjpFn | None = None
     flops: CostFn | None = None
+    store: StoreFn | None = None
     samples: Callable[[np.random.Generator], list[Sample]] | None = None
     tolerance: Tolerance = field(default_factory=Tolerance)
     in_place: int | None = None
+    rows_apart: tuple[str, ...] = ()
     differentiable: tuple[str, ...] = ()
     compute_inputs: tuple[str, ...] = ()
 
