@@ -34,6 +34,8 @@ struct Opened {
     find(file, "cublasLtMatmulPreferenceSetAttribute", &library.preference_set);
     find(file, "cublasLtMatmulAlgoGetHeuristic", &library.heuristic);
     find(file, "cublasLtMatmulAlgoCheck", &library.check);
+    find(file, "cublasLtMatmulAlgoCapGetAttribute", &library.capability);
+    find(file, "cublasLtMatmulAlgoConfigSetAttribute", &library.configure);
     if (!error.empty()) return;
     library.version = library.get_version();
     const cublasStatus_t status = library.create(&library.handle);

@@ -24,6 +24,8 @@ struct CublasLt {
   decltype(&cublasLtMatmulPreferenceSetAttribute) preference_set;
   decltype(&cublasLtMatmulAlgoGetHeuristic) heuristic;
   decltype(&cublasLtMatmulAlgoCheck) check;
+  decltype(&cublasLtMatmulAlgoCapGetAttribute) capability;
+  decltype(&cublasLtMatmulAlgoConfigSetAttribute) configure;
   cublasLtHandle_t handle;
   size_t version;  // of the library that was opened
 };

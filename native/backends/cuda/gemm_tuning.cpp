@@ -85,6 +85,47 @@ std::vector<Algorithm> candidates(const CublasLt &library, const GemmProblem &p,
   return algorithms;
 }
 
+// Whether an algorithm that comes from elsewhere takes these operands.
+bool can_run(const CublasLt &library, const ProductDescriptors &descriptors, const Algorithm &algorithm) {
+  cublasLtMatmulHeuristicResult_t result{};
+  return descriptors.assume_bias(16) &&
+         library.check(library.handle, descriptors.product, descriptors.first, descriptors.second, descriptors.c,
+                       descriptors.d, &algorithm, &result) == CUBLAS_STATUS_SUCCESS &&
+         result.workspaceSize <= kLibraryWorkspace;
+}
+
+// Products with a small result and a long k leave most of the device idle unless k is split. The library's list holds
+// few such algorithms; these are its own, split otherwise.
+void add_splits(const CublasLt &library, const GemmProblem &p, const ProductDescriptors &descriptors,
+                std::vector<Algorithm> *algorithms) {
+  constexpr size_t kBases = 6;
+  constexpr int64_t kShortestPart = 128, kTile = 128;
+  if (ceil_div(p.m, kTile) * ceil_div(p.n, kTile) >= device().units) return;
+  const std::vector<Algorithm> bases(algorithms->begin(),
+                                     algorithms->begin() + std::min<ptrdiff_t>(kBases, std::ssize(*algorithms)));
+  for (const Algorithm &base : bases) {
+    int32_t can_split = 0;
+    uint32_t schemes = 0;
+    size_t written = 0;
+    if (library.capability(&base, CUBLASLT_ALGO_CAP_SPLITK_SUPPORT, &can_split, sizeof(can_split), &written) !=
+            CUBLAS_STATUS_SUCCESS ||
+        library.capability(&base, CUBLASLT_ALGO_CAP_REDUCTION_SCHEME_MASK, &schemes, sizeof(schemes), &written) !=
+            CUBLAS_STATUS_SUCCESS ||
+        can_split == 0 || (schemes & CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE) == 0) {
+      continue;
+    }
+    for (int32_t parts = 2; parts <= 32 && p.k / parts >= kShortestPart; parts *= 2) {
+      Algorithm split = base;
+      const uint32_t scheme = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+      library.configure(&split, CUBLASLT_ALGO_CONFIG_SPLITK_NUM, &parts, sizeof(parts));
+      library.configure(&split, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, &scheme, sizeof(scheme));
+      const bool known = std::any_of(algorithms->begin(), algorithms->end(),
+                                     [&](const Algorithm &a) { return std::memcmp(&a, &split, sizeof(a)) == 0; });
+      if (!known && can_run(library, descriptors, split)) algorithms->push_back(split);
+    }
+  }
+}
+
 size_t padded(size_t bytes) { return (bytes + 255) / 256 * 256; }
 
 // Operands of one problem in memory of its own, a queue and events.
@@ -223,15 +264,6 @@ std::string tuning_prefix(const CublasLt &library, const std::string &key) {
   return text + key + " ";
 }
 
-// Whether an algorithm that was chosen elsewhere takes these operands.
-bool can_run(const CublasLt &library, const ProductDescriptors &descriptors, const Algorithm &algorithm) {
-  cublasLtMatmulHeuristicResult_t result{};
-  return descriptors.assume_bias(16) &&
-         library.check(library.handle, descriptors.product, descriptors.first, descriptors.second, descriptors.c,
-                       descriptors.d, &algorithm, &result) == CUBLAS_STATUS_SUCCESS &&
-         result.workspaceSize <= kLibraryWorkspace;
-}
-
 std::optional<Algorithm> read_tuning(const CublasLt &library, const GemmProblem &problem,
                                      const ProductDescriptors &descriptors, const char *text) {
   if (text == nullptr) return std::nullopt;
@@ -287,8 +319,9 @@ std::optional<Algorithm> choose_algorithm(const CublasLt &library, const GemmPro
   }
   const auto known = choices.find(key);
   if (known != choices.end() && can_run(library, descriptors, known->second)) return known->second;
-  const std::vector<Algorithm> found = candidates(library, problem, descriptors, 16, is_narrow(problem) ? 24 : 8);
+  std::vector<Algorithm> found = candidates(library, problem, descriptors, 16, is_narrow(problem) ? 24 : 8);
   if (found.empty()) return std::nullopt;
+  add_splits(library, problem, descriptors, &found);
   const Algorithm chosen = fastest(library, problem, descriptors, found);
   choices.emplace(key, chosen);
   return chosen;
