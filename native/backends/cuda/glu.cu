@@ -95,28 +95,10 @@ bool all_alike(const sg_call *call) {
   return true;
 }
 
-// Rows of n elements, or one row of all of them where nothing has gaps. Item i is the i-th pack of V elements.
+// Rows of n elements, or one row of all of them where nothing has gaps.
 struct Extent {
   int64_t rows, n;
-
-  template <int V>
-  __host__ __device__ int64_t items() const {
-    return rows * (n / V);
-  }
-  struct Place {
-    int64_t row, column;
-  };
-  template <int V>
-  __device__ Place locate(int64_t item) const {
-    if (rows == 1) return {0, item * V};
-    const int64_t packs = n / V, row = item / packs;
-    return {row, (item - row * packs) * V};
-  }
 };
-template <class T>
-__device__ inline T *at(const Rows<T> &rows, const Extent::Place &place) {
-  return rows.data + place.row * rows.stride + place.column;
-}
 
 Extent extent_of(const sg_call *call) {
   const sg_tensor *first = input(call, 0);
@@ -135,48 +117,87 @@ bool can_pack_all(const sg_call *call, const Extent &extent) {
   return packs;
 }
 
+// A block has kThreads * U packs of V elements of one row; a thread's are kThreads packs apart.
+template <int V, int U>
+struct Blocks {
+  unsigned per_row;
+  int64_t n;
+
+  static Blocks of(const Extent &extent) {
+    return {static_cast<unsigned>(ceil_div(extent.n, kThreads * V * U)), extent.n};
+  }
+  __device__ int64_t row() const { return blockIdx.x / per_row; }
+  __device__ int64_t column() const {
+    return (static_cast<int64_t>(blockIdx.x % per_row) * (kThreads * U) + threadIdx.x) * V;
+  }
+};
+template <class T>
+__device__ inline T *at(const Rows<T> &rows, int64_t row, int64_t column) {
+  return rows.data + row * rows.stride + column;
+}
+
 template <class Activation, class T, int V, int U>
 __global__ void __launch_bounds__(kThreads)
-    glu_packs(Extent extent, Rows<const T> gate, Rows<const T> up, Rows<T> h) {
-  const int64_t items = extent.items<V>();
-  const int64_t first = static_cast<int64_t>(blockIdx.x) * (kThreads * U) + threadIdx.x;
-  float g[U][V], u[U][V];
+    glu_packs(Blocks<V, U> blocks, Rows<const T> gate, Rows<const T> up, Rows<T> h) {
+  const int64_t row = blocks.row(), first = blocks.column();
+  Pack<T, V> gate_packs[U], up_packs[U];
 #pragma unroll
   for (int j = 0; j < U; ++j) {
-    const int64_t item = first + j * kThreads;
-    if (item >= items) break;
-    const Extent::Place place = extent.locate<V>(item);
-    load<V>(at(gate, place), g[j]);
-    load<V>(at(up, place), u[j]);
+    const int64_t column = first + j * (kThreads * V);
+    gate_packs[j] = column < blocks.n ? load_pack<V>(at(gate, row, column)) : Pack<T, V>{};
+    up_packs[j] = column < blocks.n ? load_pack<V>(at(up, row, column)) : Pack<T, V>{};
   }
 #pragma unroll
   for (int j = 0; j < U; ++j) {
-    const int64_t item = first + j * kThreads;
-    if (item >= items) break;
+    const int64_t column = first + j * (kThreads * V);
+    if (column >= blocks.n) break;
+    float g[V], u[V];
+    to_floats<V>(gate_packs[j], g);
+    to_floats<V>(up_packs[j], u);
 #pragma unroll
-    for (int i = 0; i < V; ++i) g[j][i] = Activation::value(g[j][i]) * u[j][i];
-    store<V>(at(h, extent.locate<V>(item)), g[j]);
+    for (int i = 0; i < V; ++i) g[i] = Activation::value(g[i]) * u[i];
+    store<V>(at(h, row, column), g);
   }
 }
 
 template <class Activation, class T, int V>
 __global__ void __launch_bounds__(kThreads)
-    glu_grad_packs(Extent extent, Rows<const T> dh, Rows<const T> gate, Rows<const T> up, Rows<T> dgate, Rows<T> dup) {
-  const int64_t item = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-  if (item >= extent.items<V>()) return;
-  const Extent::Place place = extent.locate<V>(item);
+    glu_grad_packs(Blocks<V, 1> blocks, Rows<const T> dh, Rows<const T> gate, Rows<const T> up, Rows<T> dgate,
+                   Rows<T> dup) {
+  const int64_t row = blocks.row(), column = blocks.column();
+  if (column >= blocks.n) return;
+  const Pack<T, V> dh_pack = load_pack<V>(at(dh, row, column)), gate_pack = load_pack<V>(at(gate, row, column));
+  const Pack<T, V> up_pack = load_pack<V>(at(up, row, column));
   float d[V], g[V], u[V];
-  load<V>(at(dh, place), d);
-  load<V>(at(gate, place), g);
-  load<V>(at(up, place), u);
+  to_floats<V>(dh_pack, d);
+  to_floats<V>(gate_pack, g);
+  to_floats<V>(up_pack, u);
 #pragma unroll
   for (int i = 0; i < V; ++i) {
     const ValueAndSlope a = Activation::value_and_slope(g[i]);
     g[i] = d[i] * u[i] * a.slope;
     d[i] *= a.value;
   }
-  store<V>(at(dgate, place), g);
-  store<V>(at(dup, place), d);
+  store<V>(at(dgate, row, column), g);
+  store<V>(at(dup, row, column), d);
+}
+
+template <class Activation, class T, int V, int U>
+void launch(const sg_call *call, const Extent &extent) {
+  const sg_tensor *gate = input(call, 0), *up = input(call, 1), *h = output(call, 0);
+  const Blocks<V, U> blocks = Blocks<V, U>::of(extent);
+  glu_packs<Activation, T, V, U><<<static_cast<unsigned>(extent.rows * blocks.per_row), kThreads, 0, stream(call)>>>(
+      blocks, rows_of<const T>(gate, extent.n), rows_of<const T>(up, extent.n), rows_of<T>(h, extent.n));
+}
+
+template <class Activation, class T, int V>
+void launch_grad(const sg_call *call, const Extent &extent) {
+  const sg_tensor *dh = input(call, 0), *gate = input(call, 1), *up = input(call, 2);
+  const sg_tensor *dgate = output(call, 0), *dup = output(call, 1);
+  const Blocks<V, 1> blocks = Blocks<V, 1>::of(extent);
+  glu_grad_packs<Activation, T, V><<<static_cast<unsigned>(extent.rows * blocks.per_row), kThreads, 0, stream(call)>>>(
+      blocks, rows_of<const T>(dh, extent.n), rows_of<const T>(gate, extent.n), rows_of<const T>(up, extent.n),
+      rows_of<T>(dgate, extent.n), rows_of<T>(dup, extent.n));
 }
 
 int32_t supports(const sg_call *call) {
@@ -184,19 +205,14 @@ int32_t supports(const sg_call *call) {
 }
 
 int32_t run(const sg_call *call) {
-  const sg_tensor *gate = input(call, 0), *up = input(call, 1), *h = output(call, 0);
   const Extent extent = extent_of(call);
-  if (extent.items<1>() == 0) return SG_OK;
+  if (extent.rows * extent.n == 0) return SG_OK;
   with_activation(call, [&]<class Activation>(Activation) {
-    with_type(gate, [&]<class T>(T) {
-      const auto go = [&](auto kernel, int64_t items, int unroll) {
-        kernel<<<static_cast<unsigned>(ceil_div(items, kThreads * unroll)), kThreads, 0, stream(call)>>>(
-            extent, rows_of<const T>(gate, extent.n), rows_of<const T>(up, extent.n), rows_of<T>(h, extent.n));
-      };
+    with_type(input(call, 0), [&]<class T>(T) {
       if (can_pack_all<T>(call, extent)) {
-        go(glu_packs<Activation, T, kPack<T>, 2>, extent.items<kPack<T>>(), 2);
+        launch<Activation, T, kPack<T>, 2>(call, extent);
       } else {
-        go(glu_packs<Activation, T, 1, 4>, extent.items<1>(), 4);
+        launch<Activation, T, 1, 4>(call, extent);
       }
     });
   });
@@ -211,21 +227,14 @@ int32_t grad_supports(const sg_call *call) {
 }
 
 int32_t grad_run(const sg_call *call) {
-  const sg_tensor *dh = input(call, 0), *gate = input(call, 1), *up = input(call, 2);
-  const sg_tensor *dgate = output(call, 0), *dup = output(call, 1);
   const Extent extent = extent_of(call);
-  if (extent.items<1>() == 0) return SG_OK;
+  if (extent.rows * extent.n == 0) return SG_OK;
   with_activation(call, [&]<class Activation>(Activation) {
-    with_type(gate, [&]<class T>(T) {
-      const auto go = [&](auto kernel, int64_t items) {
-        kernel<<<static_cast<unsigned>(ceil_div(items, kThreads)), kThreads, 0, stream(call)>>>(
-            extent, rows_of<const T>(dh, extent.n), rows_of<const T>(gate, extent.n), rows_of<const T>(up, extent.n),
-            rows_of<T>(dgate, extent.n), rows_of<T>(dup, extent.n));
-      };
+    with_type(input(call, 0), [&]<class T>(T) {
       if (can_pack_all<T>(call, extent)) {
-        go(glu_grad_packs<Activation, T, kPack<T>>, extent.items<kPack<T>>());
+        launch_grad<Activation, T, kPack<T>>(call, extent);
       } else {
-        go(glu_grad_packs<Activation, T, 1>, extent.items<1>());
+        launch_grad<Activation, T, 1>(call, extent);
       }
     });
   });

@@ -91,18 +91,67 @@ template <class T, int N>
 struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) Pack {
   T at[N];
 };
+// What a pack is moved as.
+template <size_t bytes>
+using Word = std::conditional_t<
+    bytes % 16 == 0, uint4,
+    std::conditional_t<bytes == 8, uint2,
+                       std::conditional_t<bytes == 4, uint32_t, std::conditional_t<bytes == 2, uint16_t, uint8_t>>>>;
+
+// The bits at `from`. Several of these before the first to_floats are under way together.
 template <int N, class T>
-__device__ inline void load(const T *from, float (&to)[N]) {
-  const Pack<T, N> pack = *reinterpret_cast<const Pack<T, N> *>(from);
+__device__ inline Pack<T, N> load_pack(const T *from) {
+  using W = Word<sizeof(T) * N>;
+  constexpr int words = sizeof(T) * N / sizeof(W);
+  W word[words];
+#pragma unroll
+  for (int i = 0; i < words; ++i) word[i] = reinterpret_cast<const W *>(from)[i];
+  Pack<T, N> pack;
+  memcpy(&pack, word, sizeof(pack));
+  return pack;
+}
+template <int N, class T>
+__device__ inline void to_floats(const Pack<T, N> &pack, float (&to)[N]) {
 #pragma unroll
   for (int i = 0; i < N; ++i) to[i] = to_float(pack.at[i]);
 }
 template <int N, class T>
+__device__ inline void load(const T *from, float (&to)[N]) {
+  to_floats<N>(load_pack<N>(from), to);
+}
+// One access: an assignment of these vectors is split into single words at times.
+template <class W>
+__device__ inline void store_word(W *to, const W &word) {
+  if constexpr (sizeof(W) == 16) {
+    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(to)), "r"(word.x),
+                 "r"(word.y), "r"(word.z), "r"(word.w)
+                 : "memory");
+  } else if constexpr (sizeof(W) == 8) {
+    asm volatile("st.global.v2.u32 [%0], {%1, %2};" ::"l"(__cvta_generic_to_global(to)), "r"(word.x), "r"(word.y)
+                 : "memory");
+  } else {
+    *to = word;
+  }
+}
+// To device memory; not to shared memory.
+template <int N, class T>
 __device__ inline void store(T *to, const float (&from)[N]) {
-  Pack<T, N> pack;
+  using W = Word<sizeof(T) * N>;
+  constexpr int words = sizeof(T) * N / sizeof(W);
+  W word[words];
+  if constexpr (std::is_same_v<T, bf16> && N % 2 == 0) {
+    __nv_bfloat162 pairs[N / 2];
 #pragma unroll
-  for (int i = 0; i < N; ++i) pack.at[i] = from_float<T>(from[i]);
-  *reinterpret_cast<Pack<T, N> *>(to) = pack;
+    for (int i = 0; i < N / 2; ++i) pairs[i] = __floats2bfloat162_rn(from[2 * i], from[2 * i + 1]);
+    memcpy(word, pairs, sizeof(word));
+  } else {
+    T elements[N];
+#pragma unroll
+    for (int i = 0; i < N; ++i) elements[i] = from_float<T>(from[i]);
+    memcpy(word, elements, sizeof(word));
+  }
+#pragma unroll
+  for (int i = 0; i < words; ++i) store_word(reinterpret_cast<W *>(to) + i, word[i]);
 }
 
 // Sum over the 32 lanes; every lane gets it, and the same bits.

@@ -113,20 +113,24 @@ struct Share {
   }
 };
 
-// A thread's packs of the row; zeros from column n on.
-template <int V, int P, class T>
-__device__ inline void load_share(const T *row, const Share &share, int n, float (&to)[P][V]) {
+// A thread's packs of the row; zeros from column n on. Loads of several operands go before the first `floats`, so that
+// they are under way together.
+template <class T, int V, int P>
+struct Held {
+  Pack<T, V> packs[P];
+
+  __device__ Held(const T *row, const Share &share, int n) {
 #pragma unroll
-  for (int p = 0; p < P; ++p) {
-    const int column = share.column<V>(p);
-    if (column < n) {
-      load<V>(row + column, to[p]);
-    } else {
-#pragma unroll
-      for (int i = 0; i < V; ++i) to[p][i] = 0.0f;
+    for (int p = 0; p < P; ++p) {
+      const int column = share.column<V>(p);
+      packs[p] = column < n ? load_pack<V>(row + column) : Pack<T, V>{};
     }
   }
-}
+  __device__ void floats(float (&to)[P][V]) const {
+#pragma unroll
+    for (int p = 0; p < P; ++p) to_floats<V>(packs[p], to[p]);
+  }
+};
 template <int V, int P>
 __device__ inline void load_weight(const Weight &weight, const Share &share, int n, float (&to)[P][V]) {
 #pragma unroll
@@ -183,9 +187,9 @@ __global__ void __launch_bounds__(kMaxThreads)
     const int64_t row = first + share.row;
     const int limit = row < grid.rows ? n : 0;
     const Place place = locate(grid, row);
-    float values[P][V];
-    load_share<V, P>(row_at(x, place, grid), share, limit, values);
-    float squares = 0.0f;
+    const Held<X, V, P> held(row_at(x, place, grid), share, limit);
+    float values[P][V], squares = 0.0f;
+    held.floats(values);
 #pragma unroll
     for (int p = 0; p < P; ++p) {
 #pragma unroll
@@ -289,12 +293,13 @@ __global__ void __launch_bounds__(kMaxThreads)
     const int64_t row = first + share.row;
     const int limit = row < grid.rows ? n : 0, addend_limit = addend.data != nullptr ? limit : 0;
     const Place place = locate(grid, row);
-    float g[P][V], values[P][V], added[P][V];
-    load_share<V, P>(row_at(dy, place, grid), share, limit, g);
-    load_share<V, P>(row_at(x, place, grid), share, limit, values);
-    if constexpr (roomy) load_share<V, P>(row_at(addend, place, grid), share, addend_limit, added);
     const float scale = limit > 0 ? rstd[row] : 0.0f;
-    float dot = 0.0f;
+    const Held<G, V, P> held_dy(row_at(dy, place, grid), share, limit);
+    const Held<X, V, P> held_x(row_at(x, place, grid), share, limit);
+    Held<Out, V, P> held_addend(row_at(addend, place, grid), share, roomy ? addend_limit : 0);
+    float g[P][V], values[P][V], dot = 0.0f;
+    held_dy.floats(g);
+    held_x.floats(values);
 #pragma unroll
     for (int p = 0; p < P; ++p) {
       const int column = share.column<V>(p);
@@ -307,7 +312,9 @@ __global__ void __launch_bounds__(kMaxThreads)
       }
     }
     const float c = scale * scale * scale * (share.sum(dot, scratch) * inverse_n);
-    if constexpr (!roomy) load_share<V, P>(row_at(addend, place, grid), share, addend_limit, added);
+    if constexpr (!roomy) held_addend = Held<Out, V, P>(row_at(addend, place, grid), share, addend_limit);
+    float added[P][V];
+    held_addend.floats(added);
     Out *out = row_at(dx, place, grid);
 #pragma unroll
     for (int p = 0; p < P; ++p) {

@@ -1,0 +1,171 @@
+// rope(x[T, H, D], positions[T], table[P, R/2, 2]) -> y: each head's first R dims are rotated pair by pair, f32 or bf16.
+// Rows of x and y may lie apart, and y may be x.
+//
+// The floor is bytes: x once in, y once out; the table's row is a few hundred bytes beside a token's kilobytes. A thread
+// reads the angles of V pairs once and turns those pairs in four heads of a token, all loads under way before it computes.
+// A position outside the table gives NaN.
+#include "rows.cuh"
+
+namespace sg::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kHeads = 4;  // of one token, in one thread
+
+int32_t supports(const sg_call *call) {
+  const sg_tensor *x = input(call, 0), *positions = input(call, 1), *table = input(call, 2), *y = output(call, 0);
+  if (!x || !positions || !table || !y || x->rank != 3 || !same_shape(x, y)) return 0;
+  if (!is_activation(x) || x->dtype != y->dtype || !has_packable_rows(x) || !has_packable_rows(y)) return 0;
+  if (positions->dtype != SG_I32 || positions->rank != 1 || positions->shape[0] != x->shape[0]) return 0;
+  if (!is_dense(positions) || !is_dense(table) || table->dtype != SG_F32) return 0;
+  if (table->rank != 3 || table->shape[2] != 2 || 2 * table->shape[1] > x->shape[2]) return 0;
+  return 10;
+}
+
+struct Heads {
+  int64_t tokens, heads, dim, half;
+  int64_t table_rows;
+  int64_t groups;    // of kHeads heads
+  int64_t turning;   // threads that a group needs for its pairs
+  int64_t threads;   // the same, with those that copy dims past R
+};
+
+// V pairs of a head, as two packs: (i, i + half) take one from each, (2i, 2i + 1) two of one.
+template <int V, bool interleaved>
+__device__ inline void turn(const float (&cos)[V], const float (&sin)[V], float (&a)[V], float (&b)[V]) {
+  float out_a[V], out_b[V];
+#pragma unroll
+  for (int i = 0; i < V; ++i) {
+    // Pair i: elements 2i and 2i + 1 of a and b laid end to end, or element i of each.
+    const int left = interleaved ? 2 * i : i, right = interleaved ? 2 * i + 1 : V + i;
+    const float first = left < V ? a[left % V] : b[left % V], second = right < V ? a[right % V] : b[right % V];
+    const float turned_first = fmaf(-second, sin[i], first * cos[i]);
+    const float turned_second = fmaf(first, sin[i], second * cos[i]);
+    (left < V ? out_a : out_b)[left % V] = turned_first;
+    (right < V ? out_a : out_b)[right % V] = turned_second;
+  }
+#pragma unroll
+  for (int i = 0; i < V; ++i) {
+    a[i] = out_a[i];
+    b[i] = out_b[i];
+  }
+}
+
+// Cosines and sines of pairs [pair, pair + V) at a position.
+template <int V>
+__device__ inline void load_angles(const float *table, const Heads &shape, int32_t position, int64_t pair, float sign,
+                                   float (&cos)[V], float (&sin)[V]) {
+  float words[2][V];
+  const bool inside = position >= 0 && position < shape.table_rows;
+  if (inside) {
+    const float *from = table + (position * shape.half + pair) * 2;
+    load<V>(from, words[0]);
+    load<V>(from + V, words[1]);
+  }
+#pragma unroll
+  for (int i = 0; i < V; ++i) {
+    const int at = 2 * i;
+    cos[i] = inside ? words[at / V][at % V] : __int_as_float(0x7fffffff);
+    sin[i] = sign * (inside ? words[(at + 1) / V][(at + 1) % V] : 0.0f);
+  }
+}
+
+// Turns V pairs in `heads` heads, dim elements apart.
+template <int heads, int V, bool interleaved, class T>
+__device__ inline void turn_heads(const T *in, T *out, int64_t dim, int64_t right, const float *table,
+                                  const Heads &shape, int32_t position, int64_t pair, float sign) {
+  Pack<T, V> left_packs[heads], right_packs[heads];
+#pragma unroll
+  for (int h = 0; h < heads; ++h) {
+    left_packs[h] = load_pack<V>(in + h * dim);
+    right_packs[h] = load_pack<V>(in + h * dim + right);
+  }
+  float cos[V], sin[V];
+  load_angles<V>(table, shape, position, pair, sign, cos, sin);
+#pragma unroll
+  for (int h = 0; h < heads; ++h) {
+    float a[V], b[V];
+    to_floats<V>(left_packs[h], a);
+    to_floats<V>(right_packs[h], b);
+    turn<V, interleaved>(cos, sin, a, b);
+    store<V>(out + h * dim, a);
+    store<V>(out + h * dim + right, b);
+  }
+}
+
+template <class T, int V, bool interleaved>
+__global__ void __launch_bounds__(kThreads, 3)
+    rope_packs(Heads shape, Rows<const T> x, const int32_t *positions, const float *table, float sign, Rows<T> y) {
+  const int64_t item = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  const int64_t group_item = item / shape.threads, lane = item - group_item * shape.threads;
+  const int64_t token = group_item / shape.groups, head = (group_item - token * shape.groups) * kHeads;
+  if (token >= shape.tokens) return;
+  const int32_t position = positions[token];
+  const int64_t dim = shape.dim, heads = shape.heads - head < kHeads ? shape.heads - head : kHeads;
+  const T *in = x.data + token * x.stride + head * dim;
+  T *out = y.data + token * y.stride + head * dim;
+  if (lane >= shape.turning) {
+    const int64_t column = 2 * shape.half + (lane - shape.turning) * V;
+    for (int64_t h = 0; h < heads; ++h) {
+      float passed[V];
+      load<V>(in + h * dim + column, passed);
+      store<V>(out + h * dim + column, passed);
+    }
+    return;
+  }
+  const int64_t pair = lane * V, left = interleaved ? 2 * pair : pair, right = interleaved ? V : shape.half;
+  in += left;
+  out += left;
+  if (heads == kHeads) {
+    turn_heads<kHeads, V, interleaved>(in, out, dim, right, table, shape, position, pair, sign);
+    return;
+  }
+  for (int64_t h = 0; h < heads; ++h, in += dim, out += dim) {
+    turn_heads<1, V, interleaved>(in, out, dim, right, table, shape, position, pair, sign);
+  }
+}
+
+template <class T, int V>
+int32_t run_packs(const sg_call *call, Heads shape, const Rows<const T> &x, const Rows<T> &y) {
+  const bool copies = static_cast<const void *>(x.data) != static_cast<const void *>(y.data);
+  shape.turning = shape.half / V;
+  shape.threads = shape.turning + (copies ? (shape.dim - 2 * shape.half) / V : 0);
+  shape.groups = ceil_div(shape.heads, kHeads);
+  const int64_t items = shape.tokens * shape.groups * shape.threads;
+  if (items == 0) return SG_OK;
+  const int32_t *positions = data<int32_t>(input(call, 1));
+  const float *table = data<float>(input(call, 2));
+  const float sign = attr_int(call, "inverse", 0) != 0 ? -1.0f : 1.0f;
+  const auto go = [&](auto kernel) {
+    kernel<<<static_cast<unsigned>(ceil_div(items, kThreads)), kThreads, 0, stream(call)>>>(shape, x, positions, table,
+                                                                                          sign, y);
+  };
+  if (attr_int(call, "interleaved", 0) != 0) {
+    go(rope_packs<T, V, true>);
+  } else {
+    go(rope_packs<T, V, false>);
+  }
+  return launched(call);
+}
+
+int32_t run(const sg_call *call) {
+  const sg_tensor *x = input(call, 0), *table = input(call, 2), *y = output(call, 0);
+  const int64_t heads = x->shape[1], dim = x->shape[2], half = table->shape[1];
+  const Heads shape{x->shape[0], heads, dim, half, table->shape[0], 0, 0, 0};
+  int32_t status = SG_OK;
+  with_type(x, [&]<class T>(T) {
+    constexpr int V = 16 / static_cast<int>(sizeof(T));
+    const Rows<const T> in = rows_of<const T>(x, heads * dim);
+    const Rows<T> out = rows_of<T>(y, heads * dim);
+    const bool packs = half % V == 0 && dim % V == 0 && can_pack_rows<V>(in) && can_pack_rows<V>(out) &&
+                       can_pack<4>(data<float>(table), 0);
+    status = packs ? run_packs<T, V>(call, shape, in, out) : run_packs<T, 1>(call, shape, in, out);
+  });
+  return status;
+}
+
+constexpr sg_kernel kernel = describe_kernel("rope", "cuda", 0, supports, nullptr, run);
+SG_REGISTER_KERNEL(kernel);
+
+}  // namespace
+}  // namespace sg::cuda
