@@ -9,8 +9,13 @@ from .. import ops
 from ..ops.record import TensorType
 from .graph import PARAM, Graph, Node, Region, Value
 
-VIEW = "view"
-"""The one node that is not an op: the same elements under another shape. It costs nothing and emits nothing."""
+VIEW, SLICE, JOIN = "view", "slice", "join"
+"""The nodes that are no ops. They say where elements lie; they cost nothing and emit nothing.
+
+view: the same elements under another shape. slice: columns [start, stop) of a matrix. join: matrices that lie side by side
+in one, in order; what makes them writes their columns of it.
+"""
+PLACEMENTS = frozenset({VIEW, SLICE, JOIN})
 
 
 class Builder:
@@ -59,6 +64,19 @@ class Builder:
         """The same elements under another shape; the symbolic leading axis must stay."""
         result = self.graph.value(value.name, tuple(shape), value.dtype, role=value.role)
         self.nodes.append(Node(VIEW, (value,), (result,), {}))
+        return result
+
+    def slice(self, value: Value, start: int, stop: int) -> Value:
+        """Columns [start, stop) of ``value`` [T, N]."""
+        result = self.graph.value(value.name, (value.shape[0], stop - start), value.dtype, role=value.role)
+        self.nodes.append(Node(SLICE, (value,), (result,), {"start": start, "stop": stop}))
+        return result
+
+    def join(self, values: Sequence[Value], label: str) -> Value:
+        """Matrices [T, N_i] of one dtype as the matrix [T, sum of N_i] whose columns they are."""
+        first = values[0]
+        result = self.graph.value(label, (first.shape[0], sum(v.shape[1] for v in values)), first.dtype)
+        self.nodes.append(Node(JOIN, tuple(values), (result,), {}))
         return result
 
 

@@ -8,7 +8,7 @@ region's carried values.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
@@ -39,6 +39,8 @@ class Value:
     trainable: bool = False
     of: Value | None = None
     """The parameter that a GRAD value accumulates the gradient of."""
+    parts: tuple[Value, ...] = ()
+    """The parameters whose rows, one after another, are this one (`Graph.join_params`). They keep their names in files."""
 
     @property
     def type(self) -> TensorType:
@@ -77,6 +79,8 @@ class Region:
     grad_out: tuple[Value | None, ...] = ()
     """Gradients of carry_in, or None where nothing before this region learns."""
     params: dict[str, Value] = field(default_factory=dict)
+    joined: dict[str, Value] = field(default_factory=dict)
+    """Parameters that are several of ``params`` read as one."""
     states: dict[str, Value] = field(default_factory=dict)
 
     def nodes(self) -> Iterator[Node]:
@@ -151,6 +155,21 @@ class Graph:
         region.params[name] = value
         return value
 
+    def join_params(self, region: Region, name: str, parts: Sequence[Value]) -> Value:
+        """Several parameters of ``region`` as one, their rows one after another. They must agree in all but their number
+        of rows, and in whether they are trained: memory is laid out so that the joined one is a piece of it."""
+        if name in region.params or name in region.joined:
+            raise ValueError(f"region {region.name} has two parameters named {name!r}")
+        first = parts[0]
+        for part in parts:
+            if (part.shape[1:], part.dtype, part.trainable) != (first.shape[1:], first.dtype, first.trainable):
+                raise ValueError(f"{part!r} cannot be joined to {first!r}: they differ in more than their number of rows")
+        rows = sum(part.shape[0] for part in parts)
+        value = self.value(name, (rows, *first.shape[1:]), first.dtype, PARAM, first.role, first.trainable)
+        value.parts = tuple(parts)
+        region.joined[name] = value
+        return value
+
     def grad_of(self, param: Value) -> Value:
         """The f32 accumulator of a parameter's gradient."""
         if param not in self.grads:
@@ -169,6 +188,14 @@ class Graph:
         for name, value in self.epilogue.params.items():
             if value not in seen:
                 yield name, value, None
+
+    def joined_instances(self) -> Iterator[tuple[str, Value, int | None, tuple[str, ...]]]:
+        """Every joined parameter as (full name, value, layer, full names of its parts)."""
+        order = [(self.prologue, None), *((self.regions[r], i) for i, r in enumerate(self.layers)), (self.epilogue, None)]
+        for region, layer in order:
+            prefix = "" if layer is None else f"layers.{layer}."
+            for name, value in region.joined.items():
+                yield prefix + name, value, layer, tuple(prefix + part.name for part in value.parts)
 
     def record(self, name: str) -> Graph:
         self.history.append(name)

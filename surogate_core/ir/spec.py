@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import NoReturn
 
 from .. import ops
 from ..errors import PluginError
-from .builder import VIEW
+from ..ops.record import Shape
+from .builder import JOIN, PLACEMENTS, SLICE, VIEW
 from .graph import ACTIVATION, GRAD, INPUT, PARAM, STATE, Graph, Node, Region, Value
 
 
@@ -22,6 +24,8 @@ def check(graph: Graph) -> Graph:
     3. Read-write outputs are gradients, states or other storage that exists; all other outputs are fresh activations.
     4. Layers hand on what they take: carried values agree in type between all regions of the stack.
     5. Gradients have the shape of what they belong to.
+    6. Views, slices and joins fit what they place. A value is joined once, and what is one of several slices or joined
+       values is made and read by ops that take operands whose rows lie apart.
     """
     for layer, name in enumerate(graph.layers):
         if name not in graph.regions:
@@ -29,6 +33,9 @@ def check(graph: Graph) -> Graph:
     for region in graph.ordered_regions():
         _check_region(graph, region)
     _check_carries(graph)
+    for region in graph.ordered_regions():
+        _check_joined(graph, region)
+        _check_rows_apart(graph, region)
     for param, grad in graph.grads.items():
         if grad.shape != param.shape or grad.dtype != "f32":
             _fail(graph, f"gradient {grad!r} does not fit parameter {param!r}")
@@ -67,10 +74,10 @@ def _check_node(graph: Graph, region: Region, node: Node, defined: set[Value]) -
     for value in node.inputs:
         if value is not None and value not in defined and value.kind not in (GRAD, PARAM):
             _fail(graph, f"{where}: {value!r} is used before it is made")
-        if value is not None and value.kind == PARAM and value not in region.params.values():
+        if value is not None and value.kind == PARAM and value not in (*region.params.values(), *region.joined.values()):
             _fail(graph, f"{where}: {value!r} is not a parameter of this region")
-    if node.op == VIEW:
-        _check_view(graph, where, node)
+    if node.op in PLACEMENTS:
+        _check_placement(graph, where, node)
         if node.outputs[0] in defined:
             _fail(graph, f"{where}: {node.outputs[0]!r} is defined twice")
         defined.add(node.outputs[0])
@@ -99,17 +106,59 @@ def _check_node(graph: Graph, region: Region, node: Node, defined: set[Value]) -
             defined.add(value)
 
 
-def _check_view(graph: Graph, where: str, node: Node) -> None:
-    source, result = node.inputs[0], node.outputs[0]
+def _check_placement(graph: Graph, where: str, node: Node) -> None:
+    result = node.outputs[0]
+    if any(v.dtype != result.dtype for v in node.inputs):
+        _fail(graph, f"{where}: a {node.op} keeps the dtype")
+    if node.op == VIEW:
+        if _sizes(node.inputs[0].shape) != _sizes(result.shape):
+            _fail(graph, f"{where}: a view keeps elements and dtype")
+        return
+    rows = result.shape[0]
+    if any(len(v.shape) != 2 or v.shape[0] != rows for v in (*node.inputs, result)):
+        _fail(graph, f"{where}: a {node.op} is of matrices with the same rows")
+    widths = [v.shape[1] for v in node.inputs]
+    if node.op == JOIN and (result.shape[1] != sum(widths) or len(set(node.inputs)) != len(widths)):
+        _fail(graph, f"{where}: a join has the columns of its inputs, each once")
+    if node.op == SLICE:
+        start, stop = node.attrs["start"], node.attrs["stop"]
+        if not 0 <= start < stop <= widths[0] or result.shape[1] != stop - start:
+            _fail(graph, f"{where}: there are no columns {start} to {stop} of {result.shape[1]}")
 
-    def split(shape):
-        symbols, size = [d for d in shape if isinstance(d, str)], 1
-        for d in shape:
-            size *= 1 if isinstance(d, str) else d
-        return symbols, size
 
-    if split(source.shape) != split(result.shape) or source.dtype != result.dtype:
-        _fail(graph, f"{where}: a view keeps elements and dtype")
+def _sizes(shape: Shape) -> tuple[list[str], int]:
+    """Symbolic axes, and the product of the others."""
+    return [d for d in shape if isinstance(d, str)], math.prod(d for d in shape if not isinstance(d, str))
+
+
+def _check_joined(graph: Graph, region: Region) -> None:
+    for value in region.joined.values():
+        parts = value.parts
+        fits = value.shape == (sum(p.shape[0] for p in parts), *parts[0].shape[1:])
+        if not fits or any(p not in region.params.values() or p.trainable != value.trainable for p in parts):
+            _fail(graph, f"region {region.name}: {value!r} is not the rows of {', '.join(map(repr, parts))}")
+
+
+def _check_rows_apart(graph: Graph, region: Region) -> None:
+    """Rule 6. A view of a value lies where the value lies."""
+    source = {n.outputs[0]: n.inputs[0] for n in region.nodes() if n.op == VIEW}
+
+    def root(value: Value) -> Value:
+        while value in source:
+            value = source[value]
+        return value
+
+    joined = [root(v) for n in region.nodes() if n.op == JOIN for v in n.inputs]
+    apart = {*joined, *(n.outputs[0] for n in region.nodes() if n.op == SLICE)}
+    if len(set(joined)) != len(joined):
+        _fail(graph, f"region {region.name}: a value is joined twice")
+    for node in region.nodes():
+        if node.op in PLACEMENTS:
+            continue
+        record = ops.get(node.op)
+        for operand, value in zip((*record.inputs, *record.outputs), (*node.inputs, *node.outputs)):
+            if value is not None and root(value) in apart and operand.name not in record.rows_apart:
+                _fail(graph, f"region {region.name}, {node!r}: rows of {operand.name} lie apart, which {node.op} does not take")
 
 
 def _check_carries(graph: Graph) -> None:

@@ -10,7 +10,7 @@ from .. import engine
 from ..dsl import trace
 from ..errors import TrainingError
 from ..ir.graph import Graph
-from ..passes import LoraSpec, Recipe, autodiff, dead_code, fuse, lora, paged_kv, precision, recompute
+from ..passes import LoraSpec, Recipe, autodiff, dead_code, fuse, fuse_projections, lora, paged_kv, precision, recompute
 from ..passes.recompute import saved_bytes
 from ..program import EmitOptions, Program, emit
 from .binding import FrozenWeights
@@ -35,12 +35,13 @@ class TrainPlan:
 def training_program(
     model: LoadedModel, recipe: Recipe, weights: FrozenWeights, bindings: Mapping[str, int], *, max_positions: int,
     adapter: LoraSpec | None, optimizer: Any, memory_budget: int | None, strategy_passes=(), backend: str = "cpu",
-    threads: int | None = None,
+    threads: int | None = None, join_projections: bool = False,
 ) -> TrainPlan:
     """Plans forward, backward and update. ``adapter`` None trains every parameter.
 
     memory_budget: bytes that the program may hold, weights included, when ``backend`` runs it with ``threads``; None for no
-    limit. Raises TrainingError, before anything is allocated, when not even full recomputation fits it.
+    limit. join_projections: products that read the same input become one (for a backend that copies weights anyway, and
+    takes rows that lie apart). Raises TrainingError, before anything is allocated, when not even full recomputation fits it.
     """
     def build(saved_budget: int | None) -> TrainPlan:
         graph = trace(model.dsl(), "loss", max_positions)
@@ -50,6 +51,8 @@ def training_program(
             for region in graph.ordered_regions():
                 for value in region.params.values():
                     value.trainable = True
+        if join_projections:
+            fuse_projections(graph, weights.dtypes(graph))
         fuse(autodiff(graph))
         precision(graph, recipe)
         for rewrite in strategy_passes:
@@ -96,29 +99,42 @@ def _forward(model: LoadedModel, output: str, max_positions: int, adapter: LoraS
     return graph if adapter is None else lora(graph, adapter, trainable=False)
 
 
+def _packed(
+    model: LoadedModel, recipe: Recipe, output: str, max_positions: int, adapter: LoraSpec | None,
+    dtypes: Callable[[Graph], Mapping[str, str]] | None,
+) -> Graph:
+    """Forward over packed documents; ``dtypes``, of the stored parameters, joins projections."""
+    graph = _forward(model, output, max_positions, adapter)
+    if dtypes is not None:
+        fuse_projections(graph, dtypes(graph))
+    return dead_code(precision(fuse(graph), recipe))
+
+
 def loss_program(
     model: LoadedModel, recipe: Recipe, weights: FrozenWeights, bindings: Mapping[str, int], *, max_positions: int,
-    adapter: LoraSpec | None = None, output: str = "loss",
+    adapter: LoraSpec | None = None, output: str = "loss", join_projections: bool = False,
 ) -> tuple[Graph, Program]:
     """A program that only runs forward over packed documents: "loss" (entries begin, forward) or all "logits"."""
-    graph = dead_code(precision(fuse(_forward(model, output, max_positions, adapter)), recipe))
+    graph = _packed(model, recipe, output, max_positions, adapter, weights.dtypes if join_projections else None)
     return graph, emit(graph, EmitOptions(bindings, recipe.compute, weights.dtypes(graph)))
 
 
 def evaluation_bytes(
     model: LoadedModel, recipe: Recipe, weights: FrozenWeights, bindings: Mapping[str, int], *, max_positions: int,
-    adapter: LoraSpec | None, backend: str = "cpu", threads: int | None = None,
+    adapter: LoraSpec | None, backend: str = "cpu", threads: int | None = None, join_projections: bool = False,
 ) -> int:
     """What `loss_program` takes beside a training session whose weights it reads: its arenas and scratch memory."""
-    graph = dead_code(precision(fuse(_forward(model, "loss", max_positions, adapter)), recipe))
-
     def dtype(name: str, value: Any) -> str:
         if adapter is None or value.role in ("lora_a", "lora_b"):
             return recipe.compute if len(value.shape) > 1 else "f32"
         return weights.dtype(name, tuple(value.shape))
 
-    dtypes = {name: dtype(name, value) for name, value, _ in graph.instances()}
-    planned = engine.plan(emit(graph, EmitOptions(bindings, recipe.compute, dtypes)).to_bytes(), backend, threads)
+    def dtypes(graph: Graph) -> dict[str, str]:
+        return {name: dtype(name, value) for name, value, _ in graph.instances()}
+
+    graph = _packed(model, recipe, "loss", max_positions, adapter, dtypes if join_projections else None)
+    program = emit(graph, EmitOptions(bindings, recipe.compute, dtypes(graph)))
+    planned = engine.plan(program.to_bytes(), backend, threads)
     return sum(planned["arenas"].values()) + planned["workspace"]
 
 

@@ -160,6 +160,7 @@ ATTENTION = Op(
     flops=attention_flops,
     samples=samples_attention,
     tolerance=FORWARD_TOLERANCE,
+    rows_apart=("q", "k", "v", "o"),
     differentiable=("q", "k", "v"),
 )
 
@@ -223,6 +224,7 @@ ATTENTION_GRAD = Op(
     flops=lambda inputs, attrs: 2.5 * attention_flops(inputs[1:4], attrs),
     samples=samples_attention_grad,
     tolerance=GRAD_TOLERANCE,
+    rows_apart=("do", "q", "k", "v", "o", "dq", "dk", "dv"),
 )
 
 OPS = (ATTENTION, ATTENTION_GRAD)

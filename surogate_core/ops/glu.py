@@ -72,6 +72,7 @@ GLU = Op(
     vjp=vjp_glu,
     samples=lambda rng: _samples(rng, ("gate", "up")),
     in_place=0,
+    rows_apart=("gate", "up", "h"),
     differentiable=("gate", "up"),
 )
 
@@ -102,6 +103,7 @@ GLU_GRAD = Op(
     reference=reference_grad,
     samples=lambda rng: _samples(rng, ("dh", "gate", "up")),
     in_place=0,
+    rows_apart=("dh", "gate", "up", "dgate", "dup"),
 )
 
 OPS = (GLU, GLU_GRAD)

@@ -100,6 +100,7 @@ LINEAR = Op(
     samples=samples_linear,
     tolerance=GEMM_TOLERANCE,
     in_place=3,
+    rows_apart=("x", "addend", "y"),
     compute_inputs=("x",),
     differentiable=("x", "weight", "bias", "addend"),
 )
@@ -155,6 +156,7 @@ LINEAR_INPUT_GRAD = Op(
     samples=samples_input_grad,
     tolerance=GEMM_TOLERANCE,
     in_place=2,
+    rows_apart=("dy", "addend", "dx"),
     compute_inputs=("dy",),
 )
 
@@ -188,6 +190,7 @@ LINEAR_WEIGHT_GRAD = Op(
     flops=lambda inputs, attrs: 2.0 * inputs[0].shape[0] * inputs[0].shape[1] * inputs[1].shape[1],
     samples=samples_weight_grad,
     tolerance=GEMM_TOLERANCE,
+    rows_apart=("dy", "x"),
     compute_inputs=("dy", "x"),
 )
 

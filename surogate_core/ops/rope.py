@@ -74,6 +74,7 @@ ROPE = Op(
     vjp=vjp_rope,
     samples=samples_rope,
     in_place=0,
+    rows_apart=("x", "y"),
     differentiable=("x",),
 )
 

@@ -3,11 +3,13 @@
 from .autodiff import autodiff
 from .dead_code import dead_code
 from .fuse import fuse
+from .fuse_projections import fuse_projections
 from .lora import LoraSpec, lora
 from .paged_kv import paged_kv
 from .precision import RECIPES, Recipe, precision
 from .recompute import recompute
 
 __all__ = [
-    "LoraSpec", "RECIPES", "Recipe", "autodiff", "dead_code", "fuse", "lora", "paged_kv", "precision", "recompute",
+    "LoraSpec", "RECIPES", "Recipe", "autodiff", "dead_code", "fuse", "fuse_projections", "lora", "paged_kv",
+    "precision", "recompute",
 ]

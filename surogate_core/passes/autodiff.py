@@ -10,8 +10,8 @@ from __future__ import annotations
 import numpy as np
 
 from .. import ops
-from ..ir.builder import VIEW, GradientBuilder
-from ..ir.graph import PARAM, Graph, Region, Value
+from ..ir.builder import SLICE, VIEW, GradientBuilder
+from ..ir.graph import PARAM, Graph, Node, Region, Value
 from ..ir.spec import check
 
 
@@ -39,7 +39,7 @@ def autodiff(graph: Graph) -> Graph:
 
 def _needs(region: Region, carry: bool) -> set[Value]:
     """Values that something trainable lies upstream of."""
-    needs = {v for v in region.params.values() if v.trainable}
+    needs = {v for v in (*region.params.values(), *region.joined.values()) if v.trainable}
     if carry:
         needs |= set(region.carry_in)
     for node in region.forward:
@@ -58,9 +58,18 @@ def _carry_seeds(graph: Graph, region: Region) -> dict[Value, list[Value]]:
 
 def _differentiate(graph: Graph, region: Region, needs: set[Value], grads: dict[Value, list[Value]]) -> None:
     builder = GradientBuilder(graph, region, needs)
+    slices: dict[Value, list[Node]] = {}
+    for node in region.forward:
+        if node.op == SLICE:
+            slices.setdefault(node.inputs[0], []).append(node)
     for node in reversed(region.forward):
+        if node.op == SLICE:
+            continue  # its gradient is columns of its source's
         if not any(v in needs for v in node.inputs if v is not None):
             continue
+        for value in node.outputs:
+            if value in slices:
+                _join_slices(builder, grads, value, slices[value])
         incoming = [_total(builder, grads, v) for v in node.outputs]
         if all(g is None for g in incoming):
             continue
@@ -81,6 +90,18 @@ def _input_grads(builder: GradientBuilder, node, incoming):
     if rule is None:
         raise ValueError(f"op {node.op} has no gradient rule, and a trainable parameter lies behind it ({node!r})")
     return rule(builder, node, incoming)
+
+
+def _join_slices(builder: GradientBuilder, grads: dict[Value, list[Value]], value: Value, nodes: list[Node]) -> None:
+    """Adds the gradient of ``value`` that those of its slices are the columns of."""
+    nodes = sorted(nodes, key=lambda n: n.attrs["start"])
+    parts = [_total(builder, grads, n.outputs[0]) for n in nodes]
+    if all(part is None for part in parts):
+        return
+    ends = [0, *(n.attrs["stop"] for n in nodes)]
+    if None in parts or ends != [*(n.attrs["start"] for n in nodes), value.shape[1]]:
+        raise ValueError(f"the slices of {value!r} that the loss depends on are not all of its columns, each once")
+    grads.setdefault(value, []).append(builder.join(parts, f"d_{value.name}"))
 
 
 def _total(builder: GradientBuilder, grads: dict[Value, list[Value]], value: Value | None) -> Value | None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from .. import ops
-from ..ir.builder import VIEW
+from ..ir.builder import PLACEMENTS
 from ..ir.graph import Graph, Node, Value
 from ..ir.spec import check
 
 
 def writes_storage(node: Node) -> bool:
     """Whether the node changes something that outlives it."""
-    if node.op == VIEW:
+    if node.op in PLACEMENTS:
         return False
     return any(o.inout and v is not None for o, v in zip(ops.get(node.op).outputs, node.outputs))
 
@@ -38,7 +38,7 @@ def _sweep(nodes: list[Node], live: set[Value]) -> list[Node]:
 
 def _drop_unread_outputs(node: Node, live: set[Value]) -> None:
     """An optional output that nobody reads is not computed."""
-    if node.op == VIEW:
+    if node.op in PLACEMENTS:
         return
     node.outputs = tuple(
         None if operand.optional and not operand.inout and value is not None and value not in live else value

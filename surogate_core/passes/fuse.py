@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 
 from .. import ops
+from ..ir.builder import PLACEMENTS
 from ..ir.graph import Graph, Node, Region, Value
 from ..ir.spec import check
 
@@ -23,7 +24,7 @@ def fuse(graph: Graph) -> Graph:
 
 
 def _addend_index(node: Node) -> int | None:
-    names = [operand.name for operand in ops.get(node.op).inputs] if node.op != "view" else []
+    names = [operand.name for operand in ops.get(node.op).inputs] if node.op not in PLACEMENTS else []
     return names.index("addend") if "addend" in names else None
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from .. import ops
-from ..ir.builder import VIEW, Builder
+from ..ir.builder import PLACEMENTS, Builder
 from ..ir.graph import Graph, Node, Region, Value
 from ..ir.spec import check
 
@@ -63,7 +63,7 @@ def _with_casts(graph: Graph, region: Region, nodes: list[Node]) -> list[Node]:
     builder = Builder(graph, region, result)
     narrow: dict[Value, Value] = {}
     for node in nodes:
-        if node.op != VIEW:
+        if node.op not in PLACEMENTS:
             names = ops.get(node.op).compute_inputs
             operands = list(node.inputs)
             for i, operand in enumerate(ops.get(node.op).inputs):

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from .. import ops
-from ..ir.builder import VIEW
+from ..ir.builder import PLACEMENTS, SLICE, VIEW
 from ..ir.graph import ACTIVATION, Graph, Node, Region, Value
 from ..ir.spec import check
 from ..ops.record import TensorType
@@ -49,6 +49,13 @@ class _Body:
             value = self.maker[value].inputs[0]
         return value
 
+    def is_again(self, value: Value, chosen: set[Node]) -> bool:
+        """Whether ``value`` is made again when the nodes in ``chosen`` are: a slice is when its source is."""
+        node = self.maker.get(value)
+        if node is not None and node.op == SLICE:
+            return self.is_again(self.root(node.inputs[0]), chosen)
+        return node in chosen
+
     def kept(self, chosen: set[Node]) -> set[Value]:
         """Forward values that must stay in memory when the nodes in ``chosen`` are computed again."""
         forward = set(self.maker) | set(self.region.carry_in)
@@ -60,9 +67,8 @@ class _Body:
             if value in seen or value.kind != ACTIVATION or value not in forward:
                 continue
             seen.add(value)
-            node = self.maker.get(value)
-            if node in chosen:
-                pending += [v for v in node.inputs if v is not None]
+            if self.is_again(value, chosen):
+                pending += [v for v in self.maker[value].inputs if v is not None]
             else:
                 kept.add(value)
         return kept
@@ -102,6 +108,9 @@ def _candidates(body: _Body) -> Iterable[set[Node]]:
         pending = [value]
         while pending:
             node = body.maker.get(body.root(pending.pop()))
+            if node is not None and node.op == SLICE:
+                pending.append(node.inputs[0])
+                continue
             if node is None or node in extra or node in body.chosen or writes_storage(node):
                 continue
             extra.add(node)
@@ -142,7 +151,7 @@ def _clone(graph: Graph, body: _Body) -> int:
     clones: list[Node] = []
     for node in reversed(region.forward):
         makes_kept = any(body.root(v) in kept for v in node.outputs if v is not None)
-        again = node in body.chosen or (node.op == VIEW and not makes_kept)
+        again = node in body.chosen or (node.op in PLACEMENTS and not makes_kept)
         if again and any(v in needed for v in node.outputs):
             clones.append(node)
             needed |= {v for v in node.inputs if v is not None}

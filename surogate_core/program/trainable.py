@@ -2,17 +2,19 @@
 
 All trained parameters lie one after another in one fp32 storage, matrices first (they get weight decay), then vectors.
 Gradients, optimizer states and the copies in the compute dtype use the same element offsets. Each parameter starts at a
-multiple of 64 bytes in every one of them; the padding between stays zero.
+multiple of 64 bytes in every one of them; the padding between stays zero. Parameters that are read as one (a joined
+parameter of the graph) follow one another without padding.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from ..ir.graph import Graph
+from ..ir.graph import Graph, Value
 from ..weights.formats import byte_count
 from .program import HOST_WRITTEN, PERSISTENT, Instruction
 
@@ -47,13 +49,19 @@ class ParameterGroup:
 
 
 class TrainableLayout:
-    def __init__(self, parameters: Sequence[TrainedParameter], groups: Sequence[ParameterGroup], size: int, compute: str):
+    """``joined``: pieces of the flat storages that are several parameters read as one, by name."""
+
+    def __init__(
+        self, parameters: Sequence[TrainedParameter], groups: Sequence[ParameterGroup], size: int, compute: str,
+        joined: Sequence[TrainedParameter] = (),
+    ) -> None:
         self.parameters = {p.name: p for p in parameters}
+        self.joined = {p.name: p for p in joined}
         self.groups, self.size, self.compute = list(groups), size, compute
 
     @classmethod
     def of(cls, graph: Graph, compute: str) -> TrainableLayout:
-        trained = [(name, v) for name, v, _ in graph.instances() if v.trainable]
+        trained = _neighbours_together(graph)
         parameters: list[TrainedParameter] = []
         groups: list[ParameterGroup] = []
         offset = 0
@@ -65,7 +73,7 @@ class TrainableLayout:
                     offset += -(-parameters[-1].size // PARAMETER_ALIGNMENT) * PARAMETER_ALIGNMENT
             if offset > start:
                 groups.append(ParameterGroup(group, start, offset, matrices))
-        return cls(parameters, groups, offset, compute)
+        return cls(parameters, groups, offset, compute, _joined(graph, {p.name: p for p in parameters}))
 
     @property
     def has_copy(self) -> bool:
@@ -81,7 +89,7 @@ class TrainableLayout:
             self._flat(emitter, "trained", "trained", self.compute)
         if emitter.graph.grads:
             self._flat(emitter, "gradients", "gradients", "f32")
-        for p in self.parameters.values():
+        for p in (*self.parameters.values(), *self.joined.values()):
             emitter.add_tensor(f"master.{p.name}", "master", "f32", p.shape, 4 * p.offset)
             if self.has_copy and len(p.shape) >= 2:
                 size = byte_count(self.compute, (1,))
@@ -95,7 +103,7 @@ class TrainableLayout:
 
     def tensor_name(self, name: str) -> str:
         """The tensor that ops read parameter ``name`` from."""
-        matrix = len(self.parameters[name].shape) >= 2
+        matrix = len((self.parameters.get(name) or self.joined[name]).shape) >= 2
         return f"trained.{name}" if self.has_copy and matrix else f"master.{name}"
 
     def gradient_name(self, name: str) -> str:
@@ -118,3 +126,24 @@ class TrainableLayout:
         if self.has_copy:
             instructions.append(Instruction("cast", ("master",), ("trained",), (("out_dtype", self.compute),)))
         return instructions
+
+
+def _neighbours_together(graph: Graph) -> list[tuple[str, Value]]:
+    """The trained parameters in the graph's order, those that are read as one drawn to where the first of them stands."""
+    trained = {name: v for name, v, _ in graph.instances() if v.trainable}
+    rows = {names[0]: names for _, v, _, names in graph.joined_instances() if v.trainable}
+    drawn = {name for names in rows.values() for name in names[1:]}
+    return [(n, trained[n]) for name in trained if name not in drawn for n in rows.get(name, (name,))]
+
+
+def _joined(graph: Graph, parameters: Mapping[str, TrainedParameter]) -> list[TrainedParameter]:
+    """Raises ValueError where padding stands between the parts."""
+    result = []
+    for name, value, _, names in graph.joined_instances():
+        if not value.trainable:
+            continue
+        parts = [parameters[n] for n in names]
+        if any(b.offset != a.offset + a.size for a, b in pairwise(parts)):
+            raise ValueError(f"parameters {', '.join(names)} are read as one, but their sizes leave padding between them")
+        result.append(TrainedParameter(name, tuple(value.shape), value.role or "", parts[0].offset))
+    return result

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from surogate_core.ir import Builder, Graph, Node, SpecError, check
 from surogate_core.ir.graph import ACTIVATION, GRAD
-from surogate_core.passes import autodiff, dead_code, fuse, precision
+from surogate_core.passes import autodiff, dead_code, fuse, fuse_projections, precision
 from surogate_core.passes.precision import RECIPES
 
 from ..passes import models
@@ -276,3 +276,65 @@ def test_instances_name_layers_and_shared_weights_once():
     names = [name for name, _, _ in models.loss_graph(models.model(tie_word_embeddings=True)).instances()]
     assert len(names) == len(set(names)) == 2 + 2 * 9
     assert names[0] == "embed.weight" and "layers.1.mlp.down.weight" in names
+
+
+class TestPlacements:
+    """Slices, joins and joined parameters."""
+
+    @pytest.fixture
+    def fused(self) -> Graph:
+        graph = models.loss_graph(models.model())
+        fuse_projections(graph, {})
+        return autodiff(graph)
+
+    @staticmethod
+    def first(graph: Graph, op: str) -> Node:
+        return next(n for n in body(graph).nodes() if n.op == op)
+
+    def test_what_the_pass_makes_is_accepted(self, fused):
+        assert check(fused) is fused
+
+    def test_columns_that_are_not_there(self, fused):
+        self.first(fused, "slice").attrs["stop"] = 1000
+        refused(fused, "there are no columns 0 to 1000")
+
+    def test_a_slice_of_another_width(self, fused):
+        self.first(fused, "slice").outputs[0].shape = ("T", 31)
+        refused(fused, "there are no columns")
+
+    def test_a_slice_of_another_dtype(self, fused):
+        self.first(fused, "slice").outputs[0].dtype = "f32"
+        refused(fused, "a slice keeps the dtype")
+
+    def test_a_join_of_one_value_twice(self, fused):
+        node = self.first(fused, "join")
+        node.inputs = (node.inputs[0],) * 2
+        refused(fused, "a join has the columns of its inputs, each once")
+
+    def test_a_value_in_two_joins(self, fused):
+        region = body(fused)
+        node = next(n for n in region.backward if n.op == "join")
+        Builder(fused, region, region.backward).join(node.inputs, "again")
+        refused(fused, "a value is joined twice")
+
+    def test_a_slice_for_an_op_that_wants_dense_rows(self, fused):
+        region = body(fused)
+        at = next(i for i, n in enumerate(region.forward) if n.op == "glu")
+        nodes = []
+        Builder(fused, region, nodes).op("softcap", region.forward[at].inputs[0], cap=1.0)
+        region.forward[at:at] = nodes
+        refused(fused, "rows of x lie apart, which softcap does not take")
+
+    def test_a_joined_parameter_of_other_rows(self, fused):
+        next(iter(body(fused).joined.values())).shape = (7, 32)
+        with pytest.raises(SpecError):
+            check(fused)
+
+    def test_parameters_that_differ_are_not_joined(self):
+        graph = models.loss_graph(models.model())
+        region = body(graph)
+        params = [region.params["attn.q.weight"], region.params["mlp.down.weight"]]
+        with pytest.raises(ValueError, match="they differ in more than their number of rows"):
+            graph.join_params(region, "both", params)
+        with pytest.raises(ValueError, match="two parameters named 'attn.q.weight'"):
+            graph.join_params(region, "attn.q.weight", params)

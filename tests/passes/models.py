@@ -72,33 +72,39 @@ def open_session(graph: Graph, program: Program, loaded: LoadedModel, scale: flo
         if name in names:
             session.tensor(name)[...] = array
     declared = dict(loaded.dsl().parameters())
+    storages, arrays = {s.name for s in program.storages}, {}
     for name, value, _ in graph.instances():
         array = initial_values(name, tuple(value.shape), declared.get(name), 1)
         if name.endswith("lora_b"):
             array = initial_values(name.replace("lora_b", "lora_a"), tuple(value.shape), None, 1)
         array = (array * np.float32(scale if array.ndim > 1 else 1)).astype(np.float32)
+        arrays[name] = array
         if f"master.{name}" in names:
             session.tensor(f"master.{name}")[...] = array
-        elif f"weight.{name}" in {s.name for s in program.storages}:
+        elif f"weight.{name}" in storages:
             session.bind(f"weight.{name}", array)
+    for name, _, _, parts in graph.joined_instances():
+        if f"weight.{name}" in storages:
+            session.bind(f"weight.{name}", np.concatenate([arrays[part] for part in parts]))
     if "trained" in names:
         session.tensor("trained")[:] = f32_to_bf16(session.tensor("master"))
     return session
 
 
-def loss_and_gradients(graph: Graph, loaded: LoadedModel, recipe: str = "fp32", threads: int = 1
-                       ) -> tuple[float, dict[str, np.ndarray]]:
+def loss_and_gradients(graph: Graph, loaded: LoadedModel, recipe: str = "fp32", threads: int = 1,
+                       scale: float = 8.0) -> tuple[float, dict[str, np.ndarray]]:
     """The loss of `batch` and every gradient by name."""
     program = program_of(graph, recipe)
-    session = open_session(graph, program, loaded, threads=threads)
+    session = open_session(graph, program, loaded, scale, threads)
     for name, array in batch().items():
         session.tensor(name)[:] = array
     if "dropout_seed" in graph.inputs:
         session.tensor("dropout_seed")[:] = (5, 7)
     session.run("begin")
     session.run("micro_step")
-    gradients = {t.name.removeprefix("gradients."): session.tensor(t.name).copy()
-                 for t in program.tensors if t.name.startswith("gradients.") and t.name.count(".") > 1}
+    names = {t.name for t in program.tensors}
+    gradients = {name: session.tensor(f"gradients.{name}").copy()
+                 for name, _, _ in graph.instances() if f"gradients.{name}" in names}
     return float(session.tensor("loss")[0]), gradients
 
 

@@ -70,6 +70,9 @@ struct Problem {
   const sg_tensor *a, *b, *bias, *addend, *c;
   float alpha;
 
+  int64_t row_a() const { return a->strides[0]; }  // elements from row to row
+  int64_t row_b() const { return b->strides[0]; }
+  int64_t row_c() const { return c->strides[0]; }
   int64_t size_in() const { return in == dnnl_f32 ? 4 : 2; }
   int64_t size_out() const { return out == dnnl_f32 ? 4 : 2; }
 };
@@ -78,10 +81,11 @@ dnnl_data_type_t type_of(const sg_tensor *t) { return t->dtype == SG_F32 ? dnnl_
 
 template <Product product>
 bool read(const sg_call *call, Problem *p) {
-  if (call->num_inputs < 2 || call->num_outputs < 1 || !all_dense(call)) return false;
+  if (call->num_inputs < 2 || call->num_outputs < 1) return false;
   p->a = input(call, 0), p->b = input(call, 1), p->c = output(call, 0);
   if (p->a == nullptr || p->b == nullptr || p->c == nullptr) return false;
   if (p->a->rank != 2 || p->b->rank != 2 || p->c->rank != 2) return false;
+  if (!has_dense_rows(p->a) || !has_dense_rows(p->b) || !has_dense_rows(p->c)) return false;
   if (!is_activation(p->a) || p->b->dtype != p->a->dtype || !is_activation(p->c)) return false;
   if (p->a->dtype == SG_F32 && p->c->dtype != SG_F32) return false;
   p->bias = product == Product::forward ? input(call, 2) : nullptr;
@@ -95,6 +99,7 @@ bool read(const sg_call *call, Problem *p) {
   if (p->m == 0 || p->n == 0 || p->k == 0) return false;
   if (product == Product::weight_grad && p->c->dtype != SG_F32) return false;
   if (p->addend != nullptr && (p->addend->dtype != p->c->dtype || num_elements(p->addend) != p->m * p->n)) return false;
+  if (p->addend != nullptr && !has_dense_rows(p->addend)) return false;
   // oneDNN adds the bias before it scales.
   if (p->bias != nullptr && (p->bias->dtype != SG_F32 || p->alpha != 1.0f || num_elements(p->bias) != p->n))
     return false;
@@ -167,9 +172,9 @@ bool create_block(const Problem &p, int64_t rows, int64_t columns, int workers, 
       bias(lib.memory_desc_destroy);
   Owned<dnnl_primitive_attr_t> attr(lib.primitive_attr_destroy);
   Owned<dnnl_primitive_desc_t> desc(lib.primitive_desc_destroy);
-  if (!describe(&a, rows, p.k, p.in, p.a_transposed ? 1 : p.k, p.a_transposed ? p.m : 1)) return false;
-  if (!describe(&b, p.k, columns, p.in, p.b_transposed ? 1 : p.n, p.b_transposed ? p.k : 1)) return false;
-  if (!describe(&c, rows, columns, p.out, p.n, 1)) return false;
+  if (!describe(&a, rows, p.k, p.in, p.a_transposed ? 1 : p.row_a(), p.a_transposed ? p.row_a() : 1)) return false;
+  if (!describe(&b, p.k, columns, p.in, p.b_transposed ? 1 : p.row_b(), p.b_transposed ? p.row_b() : 1)) return false;
+  if (!describe(&c, rows, columns, p.out, p.row_c(), 1)) return false;
   if (p.bias != nullptr && !describe(&bias, 1, columns, dnnl_f32, columns, 1)) return false;
   if (lib.primitive_attr_create(&attr.handle) != dnnl_success || !set_attributes(attr.handle, p)) return false;
   if (lib.matmul_primitive_desc_create(&desc.handle, lib.engine, a.handle, b.handle, bias.handle, c.handle,
@@ -254,17 +259,18 @@ void copy_addend(const Problem &p, int64_t row, int64_t rows, int64_t column, in
   if (p.addend == nullptr || p.addend->data == p.c->data) return;
   const int64_t size = p.size_out();
   for (int64_t i = row; i < row + rows; ++i) {
-    const int64_t offset = (i * p.n + column) * size;
-    std::memcpy(data<char>(p.c) + offset, data<const char>(p.addend) + offset, static_cast<size_t>(columns * size));
+    std::memcpy(data<char>(p.c) + (i * p.row_c() + column) * size,
+                data<const char>(p.addend) + (i * p.addend->strides[0] + column) * size,
+                static_cast<size_t>(columns * size));
   }
 }
 
 bool run_block(const Problem &p, const Block &block, int worker, int64_t row, int64_t column, char *scratch) {
   const Library &lib = library();
   const Block::Arguments &w = block.workers[static_cast<size_t>(worker)];
-  lib.memory_set_data_handle(w.a, data<char>(p.a) + row * (p.a_transposed ? 1 : p.k) * p.size_in());
-  lib.memory_set_data_handle(w.b, data<char>(p.b) + column * (p.b_transposed ? p.k : 1) * p.size_in());
-  lib.memory_set_data_handle(w.c, data<char>(p.c) + (row * p.n + column) * p.size_out());
+  lib.memory_set_data_handle(w.a, data<char>(p.a) + row * (p.a_transposed ? 1 : p.row_a()) * p.size_in());
+  lib.memory_set_data_handle(w.b, data<char>(p.b) + column * (p.b_transposed ? p.row_b() : 1) * p.size_in());
+  lib.memory_set_data_handle(w.c, data<char>(p.c) + (row * p.row_c() + column) * p.size_out());
   lib.memory_set_data_handle(w.scratch, scratch);
   dnnl_exec_arg_t arguments[5] = {{DNNL_ARG_SRC, w.a}, {DNNL_ARG_WEIGHTS, w.b}, {DNNL_ARG_DST, w.c},
                                   {DNNL_ARG_SCRATCHPAD, w.scratch}, {DNNL_ARG_BIAS, w.bias}};

@@ -49,16 +49,20 @@ struct Epilogue {
   const void *addend;
   void *out;
   int32_t out_dtype;
-  int64_t stride;
+  int64_t stride;  // elements from row to row of the output
+  int64_t addend_stride = stride;
 
   // Asks for the lines that will be written (and read, with an addend), before the multiplying starts.
   void fetch(int64_t row, int rows, int64_t column, int64_t n) const {
     const int64_t size = out_dtype == SG_F32 ? 4 : 2;
     for (int r = 0; r < rows; ++r) {
       const int64_t offset = ((row + r) * stride + column) * size;
+      const int64_t addend_offset = ((row + r) * addend_stride + column) * size;
       for (int64_t byte = 0; byte < n * size; byte += 64) {
         __builtin_prefetch(static_cast<char *>(out) + offset + byte, 1);
-        if (addend != nullptr && addend != out) __builtin_prefetch(static_cast<const char *>(addend) + offset + byte);
+        if (addend != nullptr && addend != out) {
+          __builtin_prefetch(static_cast<const char *>(addend) + addend_offset + byte);
+        }
       }
     }
   }
@@ -78,8 +82,8 @@ struct Epilogue {
   void apply(int64_t row, int rows, int64_t column, int n, const float *sums, int64_t sums_stride) const {
     const vf factor = vset(alpha);
     T *y = static_cast<T *>(out) + row * stride + column;
-    const T *plus = static_cast<const T *>(addend) + (has_addend ? row * stride + column : 0);
-    for (int r = 0; r < rows; ++r, sums += sums_stride, y += stride, plus += has_addend ? stride : 0) {
+    const T *plus = static_cast<const T *>(addend) + (has_addend ? row * addend_stride + column : 0);
+    for (int r = 0; r < rows; ++r, sums += sums_stride, y += stride, plus += has_addend ? addend_stride : 0) {
       int i = 0;
       for (; i + kLanes <= n; i += kLanes) {
         vf v = vmul(vload(sums + i), factor);

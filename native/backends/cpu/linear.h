@@ -14,10 +14,22 @@ struct LinearProblem {
   Epilogue finish;
 };
 
+// Rows of activations may lie apart; weights, their gradients and the bias are dense.
+template <LinearOp op>
+inline bool has_linear_layout(const sg_call *call) {
+  for (int i = 0; i < call->num_inputs; ++i) {
+    const sg_tensor *t = input(call, i);
+    const bool is_activation_operand = i != 1 || op == LinearOp::weight_grad;
+    if (t != nullptr && !(is_activation_operand ? has_dense_rows(t) : is_dense(t))) return false;
+  }
+  const sg_tensor *out = output(call, 0);
+  return out == nullptr || (op == LinearOp::weight_grad ? is_dense(out) : has_dense_rows(out));
+}
+
 // Checks dtypes and shapes of linear, linear_input_grad or linear_weight_grad; false when no kernel here can run it.
 template <LinearOp op>
 inline bool read_linear(const sg_call *call, LinearProblem *p) {
-  if (call->num_inputs < 2 || call->num_outputs < 1 || !all_dense(call)) return false;
+  if (call->num_inputs < 2 || call->num_outputs < 1 || !has_linear_layout<op>(call)) return false;
   const sg_tensor *left = input(call, 0), *right = input(call, 1), *out = output(call, 0);
   if (left == nullptr || right == nullptr || out == nullptr) return false;
   if (left->rank != 2 || right->rank != 2 || out->rank != 2) return false;
@@ -30,12 +42,12 @@ inline bool read_linear(const sg_call *call, LinearProblem *p) {
   if constexpr (op == LinearOp::weight_grad) {
     if (!is_activation(right) || out->dtype != SG_F32 || left->shape[0] != r0) return false;
     p->m = left->shape[1], p->n = r1, p->k = r0;
-    p->a = {left->data, left->dtype, left->shape[1], true};
+    p->a = {left->data, left->dtype, left->strides[0], true};
   } else {
     if (!is_weight(right->dtype)) return false;
     p->m = left->shape[0], p->n = op == LinearOp::forward ? r0 : r1, p->k = op == LinearOp::forward ? r1 : r0;
     if (left->shape[1] != p->k) return false;
-    p->a = {left->data, left->dtype, left->shape[1], false};
+    p->a = {left->data, left->dtype, left->strides[0], false};
   }
   if (out->shape[0] != p->m || out->shape[1] != p->n) return false;
   if (bias != nullptr && (!is_activation(bias) || bias->rank != 1 || bias->shape[0] != p->n)) return false;
@@ -43,15 +55,17 @@ inline bool read_linear(const sg_call *call, LinearProblem *p) {
                             addend->shape[1] != p->n)) {
     return false;
   }
-  p->b = {right->data, right->dtype, row_bytes(right->dtype, r1), op != LinearOp::forward};
+  const int64_t right_stride = op == LinearOp::weight_grad ? right->strides[0] : r1;
+  p->b = {right->data, right->dtype, row_bytes(right->dtype, right_stride), op != LinearOp::forward};
   p->finish = {static_cast<float>(attr_float(call, "alpha", 1.0)),
                bias == nullptr ? nullptr : bias->data,
                bias == nullptr ? SG_F32 : bias->dtype,
                addend == nullptr ? nullptr : addend->data,
                out->data,
                out->dtype,
-               p->n};
-  if constexpr (op == LinearOp::weight_grad) p->finish.addend = out->data;
+               out->strides[0],
+               addend == nullptr ? 0 : addend->strides[0]};
+  if constexpr (op == LinearOp::weight_grad) p->finish.addend = out->data, p->finish.addend_stride = p->finish.stride;
   return true;
 }
 
@@ -71,8 +85,8 @@ inline bool is_transposed(const LinearProblem &p) { return p.n <= 64 && p.n < p.
 inline LinearProblem transposed(const LinearProblem &p) {
   LinearProblem t = p;
   t.m = p.n, t.n = p.m;
-  t.a = {p.b.data, p.b.dtype, p.n, true};
-  t.b = {p.a.data, p.a.dtype, row_bytes(p.a.dtype, p.m), true};
+  t.a = {p.b.data, p.b.dtype, p.b.row_bytes / row_bytes(p.b.dtype, 1), true};
+  t.b = {p.a.data, p.a.dtype, row_bytes(p.a.dtype, p.a.stride), true};
   return t;
 }
 

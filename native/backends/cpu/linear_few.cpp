@@ -207,7 +207,8 @@ void copy_activations(const LinearProblem &p, const Few &few, bool shuffled, flo
   std::fill(x, x + few.tokens * few.padded, 0.0f);
   for (int64_t t = 0; t < p.m; ++t) {
     float *row = x + t * few.padded;
-    decode_row(p.a.dtype, static_cast<const char *>(p.a.data) + t * SG_ISA::row_bytes(p.a.dtype, p.k), p.k, row);
+    decode_row(p.a.dtype, static_cast<const char *>(p.a.data) + t * SG_ISA::row_bytes(p.a.dtype, p.a.stride), p.k,
+               row);
     if (!shuffled) continue;
     for (int64_t block = 0; block < p.k; block += 32) {
       float ordered[32];
