@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from .. import __version__
+from .bench import bench
 from .data import data
 from .doctor import doctor
 from .explain import explain
@@ -16,6 +17,7 @@ from .generate import generate
 from .group import SurogateGroup
 from .merge import merge
 from .plugins import plugins
+from .profile import profile
 from .pt import pt
 from .sft import sft
 
@@ -27,10 +29,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Train large language models and serve them, on one native engine.",
 )
-for verb in (sft, pt, merge, export, generate, explain, plugins, doctor):
+for verb in (sft, pt, merge, export, generate, explain, profile, plugins, doctor):
     app.command()(verb)
 app.command("fetch-default-model")(fetch_default_model)
 app.add_typer(data, name="data")
+app.add_typer(bench, name="bench")
 
 
 def _print_version(asked: bool) -> None:

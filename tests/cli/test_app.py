@@ -16,7 +16,8 @@ import surogate_core
 from surogate_core.cli import group
 from surogate_core.errors import ConfigError, DataError, EngineError, PluginError
 
-VERBS = ["sft", "pt", "merge", "export", "generate", "explain", "plugins", "doctor", "fetch-default-model", "data"]
+VERBS = ["sft", "pt", "merge", "export", "generate", "explain", "plugins", "doctor", "fetch-default-model", "data",
+         "bench", "profile"]
 
 
 def result(status: str = "completed") -> types.SimpleNamespace:
@@ -140,6 +141,6 @@ def test_the_pages_commands_parse(run):
     assert len(commands) > 10
     for command in commands:
         words = shlex.split(command.partition("<")[0])[1:]
-        verb = words[:2] if words[0] == "data" else words[:1]
+        verb = words[:2] if words[0] in ("data", "bench") else words[:1]
         known = set(re.findall(r"--[a-z-]+", run(*verb, "--help").stdout))
         assert {word for word in words if word.startswith("--")} <= known, command
