@@ -10,11 +10,13 @@ from ..errors import EngineError
 from .library import cpu_features, kernels, libraries, load, load_backend, load_library, register_library
 from .ops import run_op
 from .session import Memory, Session, default_threads, device_info, plan
+from .tuning import Tuning
 
 __all__ = [
     "EngineError",
     "Memory",
     "Session",
+    "Tuning",
     "cpu_features",
     "default_threads",
     "device_info",

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from ..dsl.module import Parameter
-from ..engine import Memory, Session
+from ..engine import Memory, Session, Tuning
 from ..ir.graph import Graph
 from ..program import Program
 from ..weights.formats import FORMATS
@@ -73,11 +73,19 @@ class FrozenWeights:
         self._held[name] = held
         return held
 
+    def _session(self, program: Program, threads: int | None, graphs: bool) -> Session:
+        if self.backend == "cpu":
+            return Session(program.to_bytes(), self.backend, threads)
+        tuning = Tuning.of_device(self.backend, self.device)
+        session = Session(tuning.apply(program).to_bytes(), self.backend, threads, self.device, graphs)
+        tuning.remember(program, session)
+        return session
+
     def open_session(
         self, graph: Graph, program: Program, threads: int | None = None, graphs: bool = True
     ) -> Session:
         """A session of ``program``, emitted from ``graph``, with its frozen parameters bound and its constants written."""
-        session = Session(program.to_bytes(), self.backend, threads, self.device, graphs)
+        session = self._session(program, threads, graphs)
         for name, value, _ in graph.instances():
             if not value.trainable:
                 session.bind(f"weight.{name}", self._memory(name, tuple(value.shape)))

@@ -1,0 +1,93 @@
+"""What kernels decided by measuring, kept between runs: the algorithm of each matrix product on each kind of device.
+
+A kernel that measures when it is prepared says what it chose as a short text (``tuning`` of `Session.explain`). The text
+is kept in a file a device, and handed to the same instruction of a later program as its attribute "tuning", so that a run
+starts without measuring and does the same arithmetic as the one before it. A text of another library or device is not
+taken by the kernel, which measures anew.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+from ..errors import EngineError
+from ..files import write_text
+from ..program.program import Instruction, Program
+from .session import Session, device_info
+
+ATTRIBUTE = "tuning"
+FOLDER = Path("~/.cache/surogate/tuning")
+
+
+class Tuning:
+    """The choices known for one device, from its file. A file that cannot be read counts as empty and is written anew."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            known = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            known = {}
+        self.known: dict[str, str] = {
+            key: text for key, text in (known.items() if isinstance(known, dict) else ())
+            if isinstance(key, str) and isinstance(text, str)
+        }
+
+    @classmethod
+    def of_device(cls, backend: str, device: int = 0) -> Tuning:
+        """Raises EngineError where there is no such device."""
+        name = device_info(backend, device)["name"]
+        return cls(FOLDER.expanduser() / f"{backend}-{re.sub('[^A-Za-z0-9]+', '-', name)}.json")
+
+    def apply(self, program: Program) -> Program:
+        """``program`` with what is known about its instructions; those that say it themselves are left alone."""
+        instructions = [self._with_choice(program, instruction) for instruction in program.instructions]
+        return replace(program, instructions=instructions)
+
+    def _with_choice(self, program: Program, instruction: Instruction) -> Instruction:
+        if any(name == ATTRIBUTE for name, _ in instruction.attrs):
+            return instruction
+        text = self.known.get(_key(program, instruction))
+        return instruction if text is None else _chosen(instruction, text)
+
+    def remember(self, program: Program, session: Session) -> Program:
+        """Keeps what the kernels of a session chose, and returns the program with all of it written down. The file is
+        replaced where there is news; where that cannot be done, later runs measure again."""
+        instructions, news = [], False
+        for instruction, row in zip(program.instructions, session.explain(), strict=True):
+            text = row[ATTRIBUTE]
+            if text:
+                key = _key(program, instruction)
+                news = news or self.known.get(key) != text
+                self.known[key] = text
+                instruction = _chosen(instruction, text)
+            instructions.append(instruction)
+        if news:
+            try:
+                write_text(self.path, json.dumps(self.known, indent=0, sort_keys=True), EngineError)
+            except EngineError:
+                pass  # a home that cannot be written costs the next run's measuring, and nothing else
+        return replace(program, instructions=instructions)
+
+
+def _chosen(instruction: Instruction, text: str) -> Instruction:
+    attrs = [(name, value) for name, value in instruction.attrs if name != ATTRIBUTE]
+    return replace(instruction, attrs=tuple(sorted((*attrs, (ATTRIBUTE, text)))))
+
+
+def _key(program: Program, instruction: Instruction) -> str:
+    """What a kernel's choice may depend on: op, attributes, operands' types and strides, and which share a place."""
+    operands: list[str] = []
+    places: dict[tuple[str, int], int] = {}
+    for name in (*instruction.inputs, *instruction.outputs):
+        if name is None:
+            operands.append("-")
+            continue
+        t = program.tensor(name)
+        place = places.setdefault((t.storage, t.byte_offset), len(places))
+        operands.append(f"{place}:{t.dtype}{list(t.shape)}/{list(t.strides)}")
+    attrs = " ".join(f"{name}={value}" for name, value in instruction.attrs if name != ATTRIBUTE)
+    return f"{instruction.op}({' '.join(operands)}) {attrs}"
