@@ -1,0 +1,379 @@
+// attention_grad: from do, the gradient of attention's result, those of q, k and v. With p the weights of the softmax, made
+// again from lse, and delta[t, h] = do . o:
+//   dv[j] = sum p do      dlogit = p (do . v - delta) (1 - tanh^2 where capped)      dq = scale dlogit k
+//   dk[j] = scale sum dlogit q, both sums over the queries that see j and over the heads of j's group.
+// Shapes as in attention.cu; delta is f32 [T, H], in the workspace.
+//
+// Floor: 5 products over the visible pairs. Here it is 7, since each sum has a kernel of its own: one block owns a tile of
+// keys of one key-value head and walks over the heads of its group and their queries (4 products), another owns a tile of
+// queries of one head and walks over its keys (3 products). Every sum then stays in registers and is added in one order, with
+// no atomics and no partial sums in memory.
+//
+// bf16: weights and their gradients never leave the registers: rows of a warp are what it owns, so that what one product
+// gives is, rounded, the left operand of the next. The next tile of the loop arrives while one is multiplied.
+#include "attention_grad_f32.cuh"
+#include "attention_tile.cuh"
+
+namespace sg::cuda {
+namespace {
+
+struct BackwardOperands {
+  HeadRows<const bf16> grad, q, k, v;  // grad: do
+  HeadRows<bf16> dq, dk, dv;
+  const float *lse, *delta;
+};
+
+// Tiles of the kernel for dk and dv. Heads of 256 sum their dims in two passes, each by a block of its own: both sums of
+// 16 keys would not fit the registers.
+template <int DIM>
+struct KeyGradTile {
+  static constexpr int kRowTiles = DIM <= 64 ? 2 : 1;
+  static constexpr int kWarpRows = 16 * kRowTiles;
+  static constexpr int kKeys = kWarpRows * kAttentionThreads / 32;
+  static constexpr int kQueries = DIM == 128 ? 64 : 32;
+  static constexpr int kQueryTiles = kQueries / 8;
+  static constexpr int kPasses = DIM <= 128 ? 1 : 2;
+  static constexpr int kDims = DIM / kPasses;
+  static constexpr int kStages = DIM <= 128 ? 2 : 1;
+  static constexpr int kQueryBytes = kQueries * kRowBytes<DIM>;
+  static constexpr int kKeyBytes = kKeys * kRowBytes<DIM>;
+  static constexpr size_t kBytes = 2 * kKeyBytes + kStages * 2 * (kQueryBytes + kQueries * sizeof(float)) +
+                                   kKeys * sizeof(TokenRange);
+};
+
+// Tiles of the kernel for dq.
+template <int DIM>
+struct QueryGradTile {
+  static constexpr int kRowTiles = DIM <= 128 ? 2 : 1;
+  static constexpr int kWarpRows = 16 * kRowTiles;
+  static constexpr int kQueries = kWarpRows * kAttentionThreads / 32;
+  static constexpr int kKeys = DIM <= 64 ? 64 : 32;
+  static constexpr int kKeyTiles = kKeys / 8;
+  static constexpr int kDimTiles = DIM / 8;
+  static constexpr int kStages = DIM <= 128 ? 2 : 1;
+  static constexpr int kQueryBytes = kQueries * kRowBytes<DIM>;
+  static constexpr int kKeyBytes = kKeys * kRowBytes<DIM>;
+  static constexpr size_t kBytes = 2 * kQueryBytes + kStages * 2 * kKeyBytes + kQueries * sizeof(TokenRange);
+};
+
+template <int MT, int NT>
+__device__ __forceinline__ void clear(float (&sums)[MT][NT][4]) {
+#pragma unroll
+  for (int mt = 0; mt < MT; ++mt) {
+#pragma unroll
+    for (int nt = 0; nt < NT; ++nt) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) sums[mt][nt][i] = 0.0f;
+    }
+  }
+}
+
+// A product q.k becomes its weight, and the weight's gradient do.v that of the logit.
+template <bool CAPPED>
+__device__ __forceinline__ void weigh(float &product, float &grad, float lse, float delta, const AttentionShape &shape) {
+  float logit = product, slope = 1.0f;
+  if constexpr (CAPPED) {
+    logit = fast_tanh(product * shape.tanh_factor);
+    slope = 1.0f - logit * logit;
+  }
+  product = fast_exp2(fmaf(logit, shape.logit_factor, -lse * kLog2e));
+  grad = product * (grad - delta);
+  if constexpr (CAPPED) grad *= slope;
+}
+
+// Zeros in place of what the rows of a warp don't see of the tile that begins at `first`.
+template <int MT, int NT>
+__device__ __forceinline__ void hide(float (&weights)[MT][NT][4], float (&grads)[MT][NT][4], const TokenRange *ranges,
+                                     int first) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int mt = 0; mt < MT; ++mt) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const TokenRange range = ranges[mt * 16 + half * 8 + lane / 4];
+#pragma unroll
+      for (int nt = 0; nt < NT; ++nt) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const int at = first + nt * 8 + (lane % 4) * 2 + i;
+          if (at >= range.begin && at < range.end) continue;
+          weights[mt][nt][2 * half + i] = 0.0f;
+          grads[mt][nt][2 * half + i] = 0.0f;
+        }
+      }
+    }
+  }
+}
+
+// What a row's sums are multiplied with at the end: NaN where the row belongs to no document.
+template <int MT>
+__device__ __forceinline__ void row_factors(float (&factor)[MT][2], const TokenRange *ranges, float value) {
+  const int group = threadIdx.x % 32 / 4;
+#pragma unroll
+  for (int mt = 0; mt < MT; ++mt) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const TokenRange range = ranges[mt * 16 + half * 8 + group];
+      factor[mt][half] = range.begin < range.end ? value : NAN;
+    }
+  }
+}
+
+// Starts to load queries, their do, lse and delta, of one head.
+template <int DIM>
+__device__ __forceinline__ void load_queries(unsigned char *tiles, float *columns, const BackwardOperands &operands,
+                                             const AttentionShape &shape, int head, int first) {
+  using Tile = KeyGradTile<DIM>;
+  load_tile<DIM, Tile::kQueries>(tiles, operands.q.head(head), first, shape.tokens);
+  load_tile<DIM, Tile::kQueries>(tiles + Tile::kQueryBytes, operands.grad.head(head), first, shape.tokens);
+  const int which = static_cast<int>(threadIdx.x) / Tile::kQueries, at = first + threadIdx.x % Tile::kQueries;
+  if (which < 2) {
+    const bool valid = at < shape.tokens;
+    const float *from = (which == 0 ? operands.lse : operands.delta) + static_cast<int64_t>(valid ? at : 0) * shape.heads;
+    copy_async_4(shared_address(columns + threadIdx.x), from + head, valid);
+  }
+}
+
+template <int DIM, bool CAPPED>
+__global__ void __launch_bounds__(kAttentionThreads, 2)
+    attention_key_grad(const AttentionShape shape, const BackwardOperands operands) {
+  using Tile = KeyGradTile<DIM>;
+  extern __shared__ __align__(1024) unsigned char shared[];
+  unsigned char *const k_tile = shared, *const v_tile = k_tile + Tile::kKeyBytes;
+  unsigned char *const q_tiles = v_tile + Tile::kKeyBytes;  // a stage: queries, then their do
+  float *const columns = reinterpret_cast<float *>(q_tiles + Tile::kStages * 2 * Tile::kQueryBytes);  // lse, then delta
+  TokenRange *const ranges = reinterpret_cast<TokenRange *>(columns + Tile::kStages * 2 * Tile::kQueries);
+
+  const int pass = blockIdx.x % Tile::kPasses, kv_head = blockIdx.x / Tile::kPasses % shape.kv_heads;
+  const int first = static_cast<int>(blockIdx.x / Tile::kPasses / shape.kv_heads) * Tile::kKeys;
+  load_tile<DIM, Tile::kKeys>(k_tile, operands.k.head(kv_head), first, shape.tokens);
+  load_tile<DIM, Tile::kKeys>(v_tile, operands.v.head(kv_head), first, shape.tokens);
+  for (int i = threadIdx.x; i < Tile::kKeys; i += kAttentionThreads) {
+    ranges[i] = queries_of(shape, min(first + i, shape.tokens - 1));
+  }
+  __syncthreads();
+  const int warp_row = static_cast<int>(threadIdx.x) / 32 * Tile::kWarpRows, lane = threadIdx.x % 32;
+  const Bounds block = bounds_of(ranges, Tile::kKeys);
+  const Bounds warp = bounds_of(ranges + warp_row, Tile::kWarpRows);
+  const int last_head = (kv_head + 1) * shape.group - 1;
+
+  const uint32_t keys = shared_address(k_tile) + warp_row * kRowBytes<DIM> + lane_by_rows<DIM>();
+  float dk[Tile::kRowTiles][Tile::kDims / 8][4], dv[Tile::kRowTiles][Tile::kDims / 8][4];
+  clear(dk);
+  clear(dv);
+  int head = kv_head * shape.group, query = block.begin, stage = 0;
+  bool more = block.begin < block.end;
+  if (more) load_queries<DIM>(q_tiles, columns, operands, shape, head, query);
+  while (more) {
+    const int now = query;
+    query += Tile::kQueries;
+    if (query >= block.end) {
+      query = block.begin;
+      ++head;
+    }
+    more = head <= last_head;
+    wait_copies();
+    __syncthreads();
+    const int other = Tile::kStages == 2 ? stage ^ 1 : 0;
+    if (Tile::kStages == 2 && more) {
+      load_queries<DIM>(q_tiles + other * 2 * Tile::kQueryBytes, columns + other * 2 * Tile::kQueries, operands, shape,
+                        head, query);
+    }
+    if (warp.touch(now, Tile::kQueries)) {
+      const uint32_t queries = shared_address(q_tiles) + stage * 2 * Tile::kQueryBytes;
+      const float *lse = columns + stage * 2 * Tile::kQueries, *delta = lse + Tile::kQueries;
+      float weights[Tile::kRowTiles][Tile::kQueryTiles][4], grads[Tile::kRowTiles][Tile::kQueryTiles][4];
+      multiply_rows<DIM>(weights, keys, queries + lane_by_columns<DIM>());
+      multiply_rows<DIM>(grads, keys + Tile::kKeyBytes, queries + Tile::kQueryBytes + lane_by_columns<DIM>());
+#pragma unroll
+      for (int nt = 0; nt < Tile::kQueryTiles; ++nt) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const int column = nt * 8 + (lane % 4) * 2 + i;
+          const float column_lse = lse[column], column_delta = delta[column];
+#pragma unroll
+          for (int mt = 0; mt < Tile::kRowTiles; ++mt) {
+            weigh<CAPPED>(weights[mt][nt][i], grads[mt][nt][i], column_lse, column_delta, shape);
+            weigh<CAPPED>(weights[mt][nt][i + 2], grads[mt][nt][i + 2], column_lse, column_delta, shape);
+          }
+        }
+      }
+      if (!warp.cover(now, Tile::kQueries)) hide(weights, grads, ranges + warp_row, now);
+      uint32_t packed[Tile::kRowTiles][Tile::kQueryTiles / 2][4];
+      const uint32_t dims = lane_by_rows<DIM>() + pass * Tile::kDims * 2;
+      pack_fragments(packed, weights);
+      multiply_packed<DIM>(dv, packed, queries + Tile::kQueryBytes + dims);
+      pack_fragments(packed, grads);
+      multiply_packed<DIM>(dk, packed, queries + dims);
+    }
+    if (Tile::kStages == 1) {
+      __syncthreads();
+      if (more) load_queries<DIM>(q_tiles, columns, operands, shape, head, query);
+    }
+    stage = other;
+  }
+  wait_copies();
+  __syncthreads();  // where no query sees a key, the keys may arrive only now
+  float factor[Tile::kRowTiles][2];
+  unsigned char *const own = k_tile + warp_row * kRowBytes<DIM>;  // no other warp reads these keys and values
+  row_factors(factor, ranges + warp_row, shape.scale);
+  put_fragments<DIM>(own, dk, factor);
+  row_factors(factor, ranges + warp_row, 1.0f);
+  put_fragments<DIM>(own + Tile::kKeyBytes, dv, factor);
+  __syncwarp();
+  store_rows<DIM, Tile::kWarpRows, Tile::kDims>(own, operands.dk.head(kv_head), first + warp_row, shape.tokens,
+                                                pass * Tile::kDims);
+  store_rows<DIM, Tile::kWarpRows, Tile::kDims>(own + Tile::kKeyBytes, operands.dv.head(kv_head), first + warp_row,
+                                                shape.tokens, pass * Tile::kDims);
+}
+
+// Starts to load keys and their values, of one head.
+template <int DIM>
+__device__ __forceinline__ void load_keys(unsigned char *tiles, const HeadRows<const bf16> &k,
+                                          const HeadRows<const bf16> &v, int first, int limit) {
+  using Tile = QueryGradTile<DIM>;
+  load_tile<DIM, Tile::kKeys>(tiles, k, first, limit);
+  load_tile<DIM, Tile::kKeys>(tiles + Tile::kKeyBytes, v, first, limit);
+}
+
+template <int DIM, bool CAPPED>
+__global__ void __launch_bounds__(kAttentionThreads, 2)
+    attention_query_grad(const AttentionShape shape, const BackwardOperands operands) {
+  using Tile = QueryGradTile<DIM>;
+  extern __shared__ __align__(1024) unsigned char shared[];
+  unsigned char *const q_tile = shared;  // then their do
+  unsigned char *const k_tiles = q_tile + 2 * Tile::kQueryBytes;  // a stage: keys, then values
+  TokenRange *const ranges = reinterpret_cast<TokenRange *>(k_tiles + Tile::kStages * 2 * Tile::kKeyBytes);
+
+  const int head = blockIdx.x % shape.heads, kv_head = head / shape.group;
+  const int first = static_cast<int>((gridDim.x - 1 - blockIdx.x) / shape.heads) * Tile::kQueries;
+  const HeadRows<const bf16> k = operands.k.head(kv_head), v = operands.v.head(kv_head);
+  load_tile<DIM, Tile::kQueries>(q_tile, operands.q.head(head), first, shape.tokens);
+  load_tile<DIM, Tile::kQueries>(q_tile + Tile::kQueryBytes, operands.grad.head(head), first, shape.tokens);
+  for (int i = threadIdx.x; i < Tile::kQueries; i += kAttentionThreads) {
+    ranges[i] = keys_of(shape, min(first + i, shape.tokens - 1));
+  }
+  __syncthreads();
+  const int warp_row = static_cast<int>(threadIdx.x) / 32 * Tile::kWarpRows, lane = threadIdx.x % 32;
+  const Bounds block = bounds_of(ranges, Tile::kQueries);
+  const Bounds warp = bounds_of(ranges + warp_row, Tile::kWarpRows);
+  float lse[Tile::kRowTiles][2], delta[Tile::kRowTiles][2];
+#pragma unroll
+  for (int i = 0; i < Tile::kRowTiles * 2; ++i) {
+    const int row = min(first + warp_row + i * 8 + lane / 4, shape.tokens - 1);
+    lse[i / 2][i % 2] = operands.lse[static_cast<int64_t>(row) * shape.heads + head];
+    delta[i / 2][i % 2] = operands.delta[static_cast<int64_t>(row) * shape.heads + head];
+  }
+
+  const uint32_t queries = shared_address(q_tile) + warp_row * kRowBytes<DIM> + lane_by_rows<DIM>();
+  float dq[Tile::kRowTiles][Tile::kDimTiles][4];
+  clear(dq);
+  int stage = 0;
+  if (block.begin < block.end) load_keys<DIM>(k_tiles, k, v, block.begin, shape.tokens);
+  for (int key = block.begin; key < block.end; key += Tile::kKeys) {
+    const bool more = key + Tile::kKeys < block.end;
+    wait_copies();
+    __syncthreads();
+    const int other = Tile::kStages == 2 ? stage ^ 1 : 0;
+    if (Tile::kStages == 2 && more) {
+      load_keys<DIM>(k_tiles + other * 2 * Tile::kKeyBytes, k, v, key + Tile::kKeys, shape.tokens);
+    }
+    if (warp.touch(key, Tile::kKeys)) {
+      const uint32_t keys = shared_address(k_tiles) + stage * 2 * Tile::kKeyBytes;
+      float weights[Tile::kRowTiles][Tile::kKeyTiles][4], grads[Tile::kRowTiles][Tile::kKeyTiles][4];
+      multiply_rows<DIM>(weights, queries, keys + lane_by_columns<DIM>());
+      multiply_rows<DIM>(grads, queries + Tile::kQueryBytes, keys + Tile::kKeyBytes + lane_by_columns<DIM>());
+#pragma unroll
+      for (int mt = 0; mt < Tile::kRowTiles; ++mt) {
+#pragma unroll
+        for (int nt = 0; nt < Tile::kKeyTiles; ++nt) {
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            weigh<CAPPED>(weights[mt][nt][i], grads[mt][nt][i], lse[mt][i / 2], delta[mt][i / 2], shape);
+          }
+        }
+      }
+      if (!warp.cover(key, Tile::kKeys)) hide(weights, grads, ranges + warp_row, key);
+      uint32_t packed[Tile::kRowTiles][Tile::kKeyTiles / 2][4];
+      pack_fragments(packed, grads);
+      multiply_packed<DIM>(dq, packed, keys + lane_by_rows<DIM>());
+    }
+    if (Tile::kStages == 1) {
+      __syncthreads();
+      if (more) load_keys<DIM>(k_tiles, k, v, key + Tile::kKeys, shape.tokens);
+    }
+    stage = other;
+  }
+  wait_copies();
+  __syncthreads();  // where no key was seen, the queries may arrive only now
+  float factor[Tile::kRowTiles][2];
+  row_factors(factor, ranges + warp_row, shape.scale);
+  unsigned char *const own = q_tile + warp_row * kRowBytes<DIM>;  // no other warp reads these queries
+  put_fragments<DIM>(own, dq, factor);
+  __syncwarp();
+  store_rows<DIM, Tile::kWarpRows, DIM>(own, operands.dq.head(head), first + warp_row, shape.tokens, 0);
+}
+
+template <int DIM, bool CAPPED>
+void start_backward(const sg_call *call, const AttentionShape &shape, const BackwardOperands &operands) {
+  using KeyTile = KeyGradTile<DIM>;
+  using QueryTile = QueryGradTile<DIM>;
+  launch(attention_key_grad<DIM, CAPPED>,
+         ceil_div(shape.tokens, KeyTile::kKeys) * shape.kv_heads * KeyTile::kPasses, kAttentionThreads, KeyTile::kBytes,
+         stream(call), shape, operands);
+  launch(attention_query_grad<DIM, CAPPED>, ceil_div(shape.tokens, QueryTile::kQueries) * shape.heads,
+         kAttentionThreads, QueryTile::kBytes, stream(call), shape, operands);
+}
+
+bool same_heads(const sg_tensor *t, const sg_tensor *like) { return is_heads(t, like->dtype) && same_shape(t, like); }
+
+int32_t supports(const sg_call *call) {
+  const sg_tensor *q = input(call, 1), *k = input(call, 2), *v = input(call, 3), *o = input(call, 4);
+  if (!attention_supported(call, q, k, v, input(call, 6)) || !is_lse(input(call, 5), q)) return 0;
+  if (!is_heads(o, q->dtype) || o->shape[0] != q->shape[0] || o->shape[1] != q->shape[1]) return 0;
+  if (o->shape[2] != v->shape[2] || !same_heads(input(call, 0), o)) return 0;
+  if (!same_heads(output(call, 0), q) || !same_heads(output(call, 1), k) || !same_heads(output(call, 2), v)) return 0;
+  return q->dtype == SG_BF16 ? 20 : 10;
+}
+
+size_t workspace(const sg_call *call) {
+  return static_cast<size_t>(num_elements(input(call, 5))) * sizeof(float);
+}
+
+int32_t run(const sg_call *call) {
+  const sg_tensor *grad = input(call, 0), *q = input(call, 1), *k = input(call, 2), *v = input(call, 3);
+  const sg_tensor *o = input(call, 4), *dq = output(call, 0), *dk = output(call, 1), *dv = output(call, 2);
+  const AttentionShape shape(call, q, k, input(call, 6));
+  if (shape.tokens == 0 || shape.heads == 0) return SG_OK;
+  const float *lse = data<const float>(input(call, 5));
+  float *delta = static_cast<float *>(call->workspace);
+  with_type(q, [&](auto element) {
+    using T = decltype(element);
+    start_delta(call, shape, HeadRows<const T>(grad), HeadRows<const T>(o), delta);
+  });
+  with_head_dim(std::max(q->shape[2], v->shape[2]), [&](auto size) {
+    constexpr int dim = decltype(size)::value;
+    if (q->dtype == SG_F32) {
+      start_backward_f32<dim>(call, shape,
+                              {HeadRows<const float>(grad), HeadRows<const float>(q), HeadRows<const float>(k),
+                               HeadRows<const float>(v), HeadRows<float>(dq), HeadRows<float>(dk), HeadRows<float>(dv),
+                               lse, delta});
+      return;
+    }
+    const BackwardOperands operands = {HeadRows<const bf16>(grad), HeadRows<const bf16>(q), HeadRows<const bf16>(k),
+                                       HeadRows<const bf16>(v), HeadRows<bf16>(dq), HeadRows<bf16>(dk),
+                                       HeadRows<bf16>(dv), lse, delta};
+    if (shape.tanh_factor > 0.0f) {
+      start_backward<dim, true>(call, shape, operands);
+    } else {
+      start_backward<dim, false>(call, shape, operands);
+    }
+  });
+  return launched(call);
+}
+
+constexpr sg_kernel kernel = describe_kernel("attention_grad", "flash", -1, supports, workspace, run);
+SG_REGISTER_KERNEL(kernel);
+
+}  // namespace
+}  // namespace sg::cuda
