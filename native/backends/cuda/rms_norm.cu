@@ -258,7 +258,8 @@ int32_t run(const sg_call *call) {
       };
       const bool packs = grid.n % V == 0 && can_pack_rows<V>(in) && can_pack_rows<V>(out) && weight.packable<V>();
       if (!packs || !fits_registers(grid.n, 16)) {
-        rms_norm_any<X, Y><<<blocks_for_any(grid), kGroupedThreads, 0, stream(call)>>>(grid, in, weight, eps, out, rstd);
+        rms_norm_any<X, Y>
+            <<<blocks_for_any(grid), kGroupedThreads, 0, stream(call)>>>(grid, in, weight, eps, out, rstd);
       } else if (grid.n <= 32 * 8) {
         go(rms_norm_packs<X, Y, V, 8 / V>, 8);
       } else {
@@ -402,8 +403,8 @@ constexpr sg_kernel grad_kernel = describe_kernel("rms_norm_grad", "cuda", 4, gr
 SG_REGISTER_KERNEL(grad_kernel);
 
 // ---- rms_norm_weight_grad(dy, x, rstd) -> dweight[N] +=
-// Rows are cut into chunks by shape. A block adds up a chunk for 32 V columns: each warp takes every eighth row, columns
-// in registers, and the warps' sums are added in order. The chunks' sums are then added in a fixed order.
+// Rows are cut into chunks by shape. A block adds up a chunk for 32 V columns: each warp takes every eighth row, its
+// columns in registers, and the warps' sums are added in order. The chunks' sums are then added in a fixed order.
 
 constexpr int kWarps = kGroupedThreads / 32;
 
@@ -437,7 +438,8 @@ __device__ inline void add_rows(const RowGrid &grid, const Rows<const G> &dy, co
 
 template <class G, class X, int V>
 __global__ void __launch_bounds__(kGroupedThreads)
-    sum_chunks(RowGrid grid, int64_t chunk_rows, Rows<const G> dy, Rows<const X> x, const float *rstd, float *partials) {
+    sum_chunks(RowGrid grid, int64_t chunk_rows, Rows<const G> dy, Rows<const X> x, const float *rstd,
+               float *partials) {
   __shared__ float scratch[kWarps][32 * V];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int64_t base = static_cast<int64_t>(blockIdx.x) * (32 * V), column = base + lane * V;

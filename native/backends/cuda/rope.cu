@@ -1,9 +1,9 @@
-// rope(x[T, H, D], positions[T], table[P, R/2, 2]) -> y: each head's first R dims are rotated pair by pair, f32 or bf16.
-// Rows of x and y may lie apart, and y may be x.
+// rope(x[T, H, D], positions[T], table[P, R/2, 2]) -> y: each head's first R dims are rotated pair by pair, f32 or
+// bf16. Rows of x and y may lie apart, and y may be x. A position outside the table gives NaN.
 //
 // The floor is bytes: x once in, y once out; the table's row is a few hundred bytes beside a token's kilobytes. A thread
-// reads the angles of V pairs once and turns those pairs in four heads of a token, all loads under way before it computes.
-// A position outside the table gives NaN.
+// reads the angles of V pairs once and turns those pairs in four heads of a token, all its loads under way before it
+// computes.
 #include "rows.cuh"
 
 namespace sg::cuda {
