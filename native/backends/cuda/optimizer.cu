@@ -201,9 +201,14 @@ __device__ inline uint4 round_eight(const float (&x)[kEight], bool stochastic, b
       packed[j] = *reinterpret_cast<const uint32_t *>(&pair);
     }
   } else {
+    if (!numbers) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        words[j] &= (isnan(x[2 * j]) ? 0u : 0xffffu) | (isnan(x[2 * j + 1]) ? 0u : 0xffff0000u);
+      }
+    }
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      if (!numbers) words[j] &= (isnan(x[2 * j]) ? 0u : 0xffffu) | (isnan(x[2 * j + 1]) ? 0u : 0xffff0000u);
       const uint32_t low = __float_as_uint(x[2 * j]) + (words[j] & 0xffffu);
       const uint32_t high = __float_as_uint(x[2 * j + 1]) + (words[j] >> 16);
       packed[j] = __byte_perm(low, high, 0x7632);  // the upper halves of both
@@ -236,7 +241,7 @@ struct EightWriter {
       if (stochastic) draw(keys, counter, step, tensor, words);
       const uint4 bits = round_eight(x, stochastic, numbers, words);
       if (whole) {
-        *reinterpret_cast<uint4 *>(to) = bits;
+        store_word(reinterpret_cast<uint4 *>(to), bits);
         return;
       }
       const uint32_t pairs[4] = {bits.x, bits.y, bits.z, bits.w};
