@@ -213,7 +213,7 @@ __global__ void __launch_bounds__(kThreads) fill_kernel(T *y, int64_t count, T v
   for (int j = 0; j < kPacks; ++j) {
     const int64_t i = first_element(N) + j * kThreads * N;
     if (packed && count - i >= N) {
-      *reinterpret_cast<Pack<T, N> *>(y + i) = pack;
+      store_bits(y + i, pack);
     } else {
 #pragma unroll
       for (int k = 0; k < N; ++k) {

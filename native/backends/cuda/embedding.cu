@@ -23,27 +23,24 @@ __global__ void __launch_bounds__(kWarpTaskThreads)
     plain_kernel(Shape shape, const int32_t *tokens, const W *weight, float scale, Y *y) {
   const int64_t task = warp_task(), token = task / shape.segments;
   if (token >= shape.tokens) return;
-  const int64_t segment = task % shape.segments * (32 * N * kPacks);
-  const int64_t first = segment + lane_index() * N;
+  const int64_t first = task % shape.segments * (32 * N * kPacks) + lane_index() * N;
   const int64_t id = tokens[token];
   const bool known = id >= 0 && id < shape.vocabulary;
   const W *from = weight + (known ? id : 0) * shape.width;
   Y *to = y + token * shape.width;
-  with_whole(packed && segment + 32 * N * kPacks <= shape.width, [&](auto whole) {
-    float values[kPacks][N];
+  float values[kPacks][N];
 #pragma unroll
-    for (int j = 0; j < kPacks; ++j) {
-      const int64_t column = first + 32 * N * j;
-      load_upto<N, packed>(from + column, whole ? N : shape.width - column, values[j]);
-    }
+  for (int j = 0; j < kPacks; ++j) {
+    const int64_t column = first + 32 * N * j;
+    load_within<N, packed>(from + column, shape.width - column, values[j]);
+  }
 #pragma unroll
-    for (int j = 0; j < kPacks; ++j) {
-      const int64_t column = first + 32 * N * j;
+  for (int j = 0; j < kPacks; ++j) {
+    const int64_t column = first + 32 * N * j;
 #pragma unroll
-      for (int k = 0; k < N; ++k) values[j][k] = known ? values[j][k] * scale : not_a_number();
-      store_upto<N, packed>(to + column, whole ? N : shape.width - column, values[j]);
-    }
-  });
+    for (int k = 0; k < N; ++k) values[j][k] = known ? values[j][k] * scale : not_a_number();
+    store_within<N, packed>(to + column, shape.width - column, values[j]);
+  }
 }
 
 template <int32_t dtype, bool fast, class Y>

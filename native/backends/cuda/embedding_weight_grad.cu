@@ -99,7 +99,7 @@ __device__ inline void add_to(float *dweight, int64_t left, float scale, const f
   float after[8];
 #pragma unroll
   for (int k = 0; k < 8; ++k) after[k] = fmaf(sum[k], scale, before[k]);
-  store_upto<8, packed>(dweight, left, after);
+  store_within<8, packed>(dweight, left, after);
 }
 
 template <bool packed, class G>
@@ -126,9 +126,9 @@ __global__ void __launch_bounds__(kWarpTaskThreads)
     for (int j = 0; j < kRowsInFlight; ++j) {
       const Key at = __shfl_sync(0xffffffffu, key, first + j);
       const bool used = first + j < count;
-      load_upto<8, packed>(dy + (used ? position_of(at) : 0) * sizes.width + column, used ? left : 0, rows[j]);
+      load_within<8, packed>(dy + (used ? position_of(at) : 0) * sizes.width + column, used ? left : 0, rows[j]);
       const bool ends = used && (run_ends >> (first + j) & 1u) != 0;
-      load_upto<8, packed>(dweight + (used ? token_of(at) : 0) * sizes.width + column, ends ? left : 0, before[j]);
+      load_within<8, packed>(dweight + (used ? token_of(at) : 0) * sizes.width + column, ends ? left : 0, before[j]);
     }
 #pragma unroll
     for (int j = 0; j < kRowsInFlight; ++j) {
@@ -139,9 +139,9 @@ __global__ void __launch_bounds__(kWarpTaskThreads)
       const bool ends = (run_ends >> (first + j) & 1u) != 0;
       if (!ends && first + j < kSegment - 1) continue;
       if (is_head) {
-        store_upto<8, packed>(heads + segment * sizes.width + column, left, sum);
+        store_within<8, packed>(heads + segment * sizes.width + column, left, sum);
       } else if (!ends) {
-        store_upto<8, packed>(tails + segment * sizes.width + column, left, sum);
+        store_within<8, packed>(tails + segment * sizes.width + column, left, sum);
       } else {
         add_to<packed>(dweight + token_of(at) * sizes.width + column, left, scale, sum, before[j]);
       }
@@ -170,12 +170,12 @@ __global__ void __launch_bounds__(kWarpTaskThreads)
   } while (reached == 0xffffffffu);
   float sum[8], before[8];
   float *to = dweight + token * sizes.width + column;
-  load_upto<8, packed>(tails + segment * sizes.width + column, left, sum);
-  load_upto<8, packed>(to, left, before);
+  load_within<8, packed>(tails + segment * sizes.width + column, left, sum);
+  load_within<8, packed>(to, left, before);
 #pragma unroll 4
   for (int64_t part = 0; part < parts; ++part) {
     float head[8];
-    load_upto<8, packed>(heads + (segment + 1 + part) * sizes.width + column, left, head);
+    load_within<8, packed>(heads + (segment + 1 + part) * sizes.width + column, left, head);
 #pragma unroll
     for (int k = 0; k < 8; ++k) sum[k] += head[k];
   }

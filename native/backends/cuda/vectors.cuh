@@ -28,8 +28,41 @@ __device__ inline void store_upto(T *to, int64_t left, const float (&from)[N]) {
   }
 }
 
-// body(std::true_type{}) where `whole`, else body(std::false_type{}): the true body gives load_upto a constant `left`, so that
-// nothing stands between its loads and all of them are in flight at once.
+// The same for rows whose length is a multiple of N where `packed`: all of a pack is there or nothing. What is loaded is
+// converted outside of the condition, so that several of these have their loads in flight at once.
+template <int N, bool packed, class T>
+__device__ inline void load_within(const T *from, int64_t left, float (&to)[N]) {
+  Pack<T, N> pack{};
+  if constexpr (packed) {
+    if (left > 0) pack = load_pack<N>(from);
+  } else {
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      if (i < left) pack.at[i] = from[i];
+    }
+  }
+  to_floats<N>(pack, to);
+}
+template <int N, bool packed, class T>
+__device__ inline void store_within(T *to, int64_t left, const float (&from)[N]) {
+  if constexpr (packed) {
+    if (left > 0) store<N>(to, from);
+  } else {
+    store_upto<N, false>(to, left, from);
+  }
+}
+
+// The bits of a pack of 16 bytes, to device memory.
+template <class T, int N>
+__device__ inline void store_bits(T *to, const Pack<T, N> &pack) {
+  static_assert(sizeof(pack) == 16);
+  uint4 word;
+  memcpy(&word, &pack, sizeof(word));
+  store_word(reinterpret_cast<uint4 *>(to), word);
+}
+
+// body(std::true_type{}) where `whole`, else body(std::false_type{}): the true body gives load_upto a constant `left`, so
+// that nothing stands between its loads and all of them are in flight at once.
 template <class Body>
 __device__ inline void with_whole(bool whole, Body &&body) {
   if (whole) {
