@@ -47,13 +47,14 @@ def vjp_linear(b, node, grads):
     (dy,) = grads
     x, weight, bias, addend = node.inputs
     alpha = node.attrs["alpha"]
-    dx = None
-    if b.needs_grad(x):
-        dx = b.op("linear_input_grad", dy, weight, None, alpha=alpha, out_dtype=x.dtype)
+    # What reads x comes first: its memory is free before that of its gradient is needed.
     if b.needs_grad(weight):
         b.accumulate(weight, "linear_weight_grad", dy, x, alpha=alpha)
     if bias is not None and b.needs_grad(bias):
         b.accumulate(bias, "bias_grad", dy)
+    dx = None
+    if b.needs_grad(x):
+        dx = b.op("linear_input_grad", dy, weight, None, alpha=alpha, out_dtype=x.dtype)
     return dx, None, None, dy if addend is not None else None
 
 

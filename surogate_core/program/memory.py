@@ -7,6 +7,8 @@ from bisect import insort
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 ALIGNMENT = 64
 
 
@@ -41,10 +43,27 @@ def lower_bound(lives: Sequence[Life]) -> int:
 def plan(lives: Sequence[Life]) -> int:
     """Sets the offsets; returns the arena's size.
 
-    In order of their start, each goes into the smallest gap between what is alive that holds it. Among those that start
-    together the longest-lived come first, then the largest: what is saved for the backward pass comes and goes like a
-    stack and gathers at the bottom.
+    Tries three rules, until one needs no more than the lower bound, and takes the smallest: storages in order of their
+    start, each in the best gap; the longest-lived first, each at the first place that is free for all of its life; the
+    largest first, likewise.
     """
+    floor = lower_bound(lives)
+    best: tuple[int, list[int]] | None = None
+    for rule in (_by_start, _by_length, _by_size):
+        size = rule(lives)
+        if best is None or size < best[0]:
+            best = size, [life.offset for life in lives]
+        if size == floor:
+            break
+    for life, offset in zip(lives, best[1]):
+        life.offset = offset
+    return best[0]
+
+
+def _by_start(lives: Sequence[Life]) -> int:
+    """In order of their start, each goes into the smallest gap between what is alive that holds it. Among those that start
+    together the longest-lived come first, then the largest: what is saved for the backward pass comes and goes like a
+    stack and gathers at the bottom."""
     placed: list[tuple[int, int, Life]] = []  # (offset, end offset, life) of everything alive, by offset
     ends: dict[int, list[Life]] = {}
     peak = 0
@@ -74,3 +93,26 @@ def _best_fit(placed: list[tuple[int, int, Life]], size: int) -> int:
             best, best_gap = cursor, gap
         cursor = max(cursor, end)
     return best if best_gap is not None else cursor
+
+
+def _by_length(lives: Sequence[Life]) -> int:
+    return _first_fit(sorted(lives, key=lambda life: (life.start - life.end, -life.bytes)))
+
+
+def _by_size(lives: Sequence[Life]) -> int:
+    return _first_fit(sorted(lives, key=lambda life: -life.bytes))
+
+
+def _first_fit(lives: Sequence[Life]) -> int:
+    """Places them in the order given, each in the lowest gap between those that live at the same time."""
+    starts, ends = (np.array([getattr(life, name) for life in lives], np.int64) for name in ("start", "end"))
+    low, high = np.zeros(len(lives), np.int64), np.zeros(len(lives), np.int64)
+    for i, life in enumerate(lives):
+        size = aligned(life.bytes)
+        together = np.flatnonzero((starts[:i] <= life.end) & (life.start <= ends[:i]))
+        together = together[np.argsort(low[together], kind="stable")]
+        below = np.maximum.accumulate(np.concatenate(([0], high[together])))
+        fits = np.flatnonzero(low[together] - below[:-1] >= size)
+        life.offset = int(below[fits[0]] if len(fits) else below[-1])
+        low[i], high[i] = life.offset, life.offset + size
+    return int(high.max(initial=0))
