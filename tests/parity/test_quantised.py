@@ -28,7 +28,10 @@ def original(tmp_path_factory) -> Parity:
     return Parity.make(family, {**family.tiny_configs()["gqa"], **CONFIG}, tmp_path_factory.mktemp("original"), seed=4)
 
 
-def quantised(original: Parity, path: Path, dtype: str) -> Parity:
+BACKENDS = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
+
+
+def quantised(original: Parity, path: Path, dtype: str, backend: str = "cpu") -> Parity:
     """The checkpoint in a GGUF of ``dtype``, and transformers' model with the values that are left."""
     family, h = original.loaded.family, original.loaded.hyperparameters
     parameters = {name: original.loaded.names.load(original.loaded.store, name) for name, _ in original.loaded.dsl().parameters()}
@@ -40,21 +43,23 @@ def quantised(original: Parity, path: Path, dtype: str) -> Parity:
     state = reference.state_dict()
     for name, tensor in family.hf_names(h).export(left).items():
         state[name].copy_(torch.tensor(tensor.to_f32()))
-    return Parity(path, reference, loaded, original.batch)
+    return Parity(path, reference, loaded, original.batch, backend)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", FORMATS)
-def test_a_quantised_file_is_its_dequantised_model(original, tmp_path, dtype):
-    parity = quantised(original, tmp_path / "model.gguf", dtype)
+def test_a_quantised_file_is_its_dequantised_model(original, tmp_path, dtype, backend):
+    parity = quantised(original, tmp_path / "model.gguf", dtype, backend)
     assert parity.logits_error() < 1e-5
     assert relative_error(parity.logits("bf16"), parity.reference_logits()) < 5e-2
     assert relative_error(parity.logits(), original.reference_logits()) > 1e-4, "nothing was quantised"
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", FORMATS)
-def test_lora_on_a_quantised_base_has_pefts_gradients(original, tmp_path, dtype):
+def test_lora_on_a_quantised_base_has_pefts_gradients(original, tmp_path, dtype, backend):
     peft = pytest.importorskip("peft", reason="compares with PEFT: pip install 'surogate-core[test]'")
-    parity = quantised(original, tmp_path / "model.gguf", dtype)
+    parity = quantised(original, tmp_path / "model.gguf", dtype, backend)
     spec = LoraSpec(4, 8.0, frozenset({"attn.q", "attn.v", "mlp.down"}))
     targets = ["q_proj", "v_proj", "down_proj"]
     model = peft.get_peft_model(parity.reference, peft.LoraConfig(r=4, lora_alpha=8, target_modules=targets))
