@@ -11,6 +11,7 @@ namespace {
 constexpr int kThreads = 256, kWarps = kThreads / 32;
 constexpr int kColumns = 32 * 8;  // of a block: eight a lane
 constexpr int kChunk = 128;       // rows
+constexpr int kRowsInFlight = 4;  // of a warp; with kWarps, a divisor of kChunk
 
 template <bool packed, class T>
 __global__ void __launch_bounds__(kThreads) sum_chunks(const T *dy, int64_t tokens, int64_t width, float *sums) {
@@ -19,12 +20,18 @@ __global__ void __launch_bounds__(kThreads) sum_chunks(const T *dy, int64_t toke
   const int64_t column = static_cast<int64_t>(blockIdx.y) * kColumns + 8 * lane, left = width - column;
   const int64_t begin = static_cast<int64_t>(blockIdx.x) * kChunk;
   float sum[8] = {};
-#pragma unroll 4
-  for (int i = warp; i < kChunk; i += kWarps) {
-    float row[8];
-    load_within<8, packed>(dy + (begin + i) * width + column, begin + i < tokens ? left : 0, row);
+  for (int first = warp; first < kChunk; first += kWarps * kRowsInFlight) {
+    float rows[kRowsInFlight][8];
 #pragma unroll
-    for (int k = 0; k < 8; ++k) sum[k] += row[k];
+    for (int j = 0; j < kRowsInFlight; ++j) {
+      const int64_t token = begin + first + j * kWarps;
+      load_within<8, packed>(dy + token * width + column, token < tokens ? left : 0, rows[j]);
+    }
+#pragma unroll
+    for (int j = 0; j < kRowsInFlight; ++j) {
+#pragma unroll
+      for (int k = 0; k < 8; ++k) sum[k] += rows[j][k];
+    }
   }
   // Lanes side by side for each k, so that no two of them meet in a bank.
 #pragma unroll
