@@ -10,10 +10,12 @@ from typing import Any
 
 from .. import engine, ops
 from ..ops.record import TensorType
+from ..plugins.manager import get_manager
 from ..program import Program
 from ..program.program import Instruction
 from ..weights.formats import byte_count
 from .ceilings import Ceilings
+from .presets import architecture
 from .train import document_lengths
 from .workload import Workload, from_preset
 
@@ -139,6 +141,9 @@ def table(rows: dict[str, list[Row]], ceilings: Ceilings) -> str:
 def chosen_kernels(backend: str, preset: str = "llama-3.2-1b") -> dict[str, list[str]]:
     """For each op that training has, the kernels that would run on this machine, the one of most calls first: planned for
     LoRA and for all weights of a preset, without allocating anything. {} where no installed family reads the preset."""
+    needed = set(architecture(preset)["architectures"])
+    if not any(needed & set(family.architectures) for family in get_manager().families.values()):
+        return {}
     counts: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
     for lora in (True, False):
         keys = {"backend": backend, "lora": lora, "sequence_len": 2048, "per_device_train_batch_size": 2,

@@ -136,14 +136,21 @@ def _cudnn(problem: str | None) -> list[Finding]:
 
 
 def _gpu_kernels() -> list[Finding]:
-    """For each op the kernels that training would run on the device, the one for most of its calls first."""
+    """For each op the kernels that training would run on the device, the one of most calls first; all that there are where
+    no installed family can be asked."""
+    from .. import engine
     from ..engine import cuda
 
     if cuda.unavailable() is not None:
         return []
     from ..bench.kernels import chosen_kernels
 
-    return [Finding(f"cuda kernels of {op}", ", ".join(names)) for op, names in chosen_kernels("cuda").items()]
+    chosen = chosen_kernels("cuda")
+    if not chosen:
+        for kernel in engine.kernels():
+            if kernel["backend"] == "cuda":
+                chosen.setdefault(kernel["op"], []).append(kernel["name"])
+    return [Finding(f"cuda kernels of {op}", ", ".join(names)) for op, names in chosen.items()]
 
 
 def _memory() -> list[Finding]:
