@@ -6,12 +6,14 @@ What is read in place and what is copied:
     f64 matrices                       one copy in the compute dtype
     vectors (norms, biases)            a copy in fp32: they are tiny and are applied in fp32
 
-On a device all of these are copies in its memory; the file is read once.
+On a device all of these are copies in its memory; the file is read once. Parameters that a program reads as one are one
+copy, their rows one after another; so are they on the CPU, if a program is planned so there.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -20,7 +22,7 @@ from ..dsl.module import Parameter
 from ..engine import Memory, Session, Tuning
 from ..ir.graph import Graph
 from ..program import Program
-from ..weights.formats import FORMATS
+from ..weights.formats import FORMATS, byte_count
 from ..weights.tensor import StoredTensor, from_f32
 from .loaded import LoadedModel
 
@@ -35,6 +37,7 @@ class FrozenWeights:
         self._dtypes: dict[str, str] = {}
         self._held: dict[str, Any] = {}
         """By parameter: an array of the host, or `Memory` of the device."""
+        self._adopted: set[str] = set()
 
     def stored(self, name: str, shape: tuple[int, ...]) -> StoredTensor:
         """Parameter ``name`` as the checkpoint has it. WeightError when it is missing or not of ``shape``."""
@@ -57,6 +60,7 @@ class FrozenWeights:
     def adopt(self, name: str, dtype: str, memory: np.ndarray | Memory) -> None:
         """Uses ``memory`` (which somebody else may change, such as a training session) for parameter ``name``."""
         self._dtypes[name], self._held[name] = dtype, memory
+        self._adopted.add(name)
 
     def dtypes(self, graph: Graph) -> dict[str, str]:
         """What a program reads every frozen parameter of ``graph`` as, by full name."""
@@ -81,14 +85,42 @@ class FrozenWeights:
         tuning.remember(program, session)
         return session
 
+    def _rows(self, part: str, shape: tuple[int, ...]) -> np.ndarray:
+        held = self._held.get(part)
+        if part in self._adopted and not isinstance(held, np.ndarray):
+            raise ValueError(f"the memory of {part} belongs to a session: adopt what it is joined to as well")
+        return np.ascontiguousarray(held) if isinstance(held, np.ndarray) else self.array(part, shape)
+
+    def _joined(self, name: str, parts: Mapping[str, tuple[int, ...]]) -> Any:
+        """The memory of parameter ``name``, whose rows are those of ``parts`` (full name -> shape) one after another."""
+        if name not in self._held:
+            sizes = [byte_count(self.dtype(part, shape), shape) for part, shape in parts.items()]
+            device = Memory(self.backend, sum(sizes), self.device) if self.backend != "cpu" else None
+            held = np.empty(sum(sizes), np.uint8) if device is None else device
+            offset = 0
+            for (part, shape), size in zip(parts.items(), sizes):
+                rows = self._rows(part, shape)
+                if device is None:
+                    held[offset:offset + size] = rows.reshape(-1).view(np.uint8)
+                else:
+                    device.write(rows, offset)
+                offset += size
+            self._held[name] = held
+        return self._held[name]
+
     def open_session(
         self, graph: Graph, program: Program, threads: int | None = None, graphs: bool = True
     ) -> Session:
         """A session of ``program``, emitted from ``graph``, with its frozen parameters bound and its constants written."""
         session = self._session(program, threads, graphs)
-        for name, value, _ in graph.instances():
-            if not value.trainable:
-                session.bind(f"weight.{name}", self._memory(name, tuple(value.shape)))
+        external = {storage.name for storage in program.external()}
+        shapes = {name: tuple(value.shape) for name, value, _ in graph.instances()}
+        for name, shape in shapes.items():
+            if f"weight.{name}" in external:
+                session.bind(f"weight.{name}", self._memory(name, shape))
+        for name, _, _, parts in graph.joined_instances():
+            if f"weight.{name}" in external:
+                session.bind(f"weight.{name}", self._joined(name, {part: shapes[part] for part in parts}))
         read = {tensor.name for tensor in program.tensors}
         for name, (_, array) in graph.constants.items():
             if name in read:  # the seed of the gradient is one that fused programs no longer read

@@ -31,6 +31,11 @@ class TrainPlan:
     saved_bytes: tuple[int, int]
     resident_bytes: int
 
+    @property
+    def joins_projections(self) -> bool:
+        """Whether products that read the same input are one. Programs that share its weights must be planned alike."""
+        return any(name.startswith("fuse_projections") for name in self.graph.history)
+
 
 def training_program(
     model: LoadedModel, recipe: Recipe, weights: FrozenWeights, bindings: Mapping[str, int], *, max_positions: int,

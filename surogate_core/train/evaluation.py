@@ -36,10 +36,11 @@ class Evaluator:
 
     def _open(self) -> Session:
         p = self.prepared
-        for name in self.train.layout.parameters:
+        for name in (*self.train.layout.parameters, *self.train.layout.joined):
             dtype, memory = self.train.compute_tensor(name)
             p.weights.adopt(name, dtype, memory)
         graph, program = loss_program(
-            p.model, p.recipe, p.weights, p.plan.bindings, max_positions=p.config.sequence_len, adapter=p.adapter
+            p.model, p.recipe, p.weights, p.plan.bindings, max_positions=p.config.sequence_len, adapter=p.adapter,
+            join_projections=p.plan.joins_projections,
         )
         return p.weights.open_session(graph, program, p.threads, self.train.graphs)

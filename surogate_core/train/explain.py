@@ -60,6 +60,7 @@ def fast_paths(prepared: Prepared, planned: dict[str, Any]) -> list[tuple[str, b
     paths = [
         ("loss with its gradient in one sweep", "linear_cross_entropy_grad" in ops and "linear_cross_entropy" not in ops,
          "logits are never held whole, and are computed once a step"),
+        ("projections joined", *_joined(prepared)),
         ("sums inside products", fused,
          "residual and gradient sums are addends of the products that make them" if fused
          else "some sums have no product to join"),
@@ -70,6 +71,18 @@ def fast_paths(prepared: Prepared, planned: dict[str, Any]) -> list[tuple[str, b
         ("weights read in place", not copied, copied or "no frozen matrix is copied or dequantised"),
     ]
     return paths + _kernel_paths(planned)
+
+
+def _joined(prepared: Prepared) -> tuple[bool, str]:
+    """Whether products that read one input are one, and which or why not."""
+    graph, backend = prepared.plan.graph, prepared.config.backend
+    joined = [value for region in graph.layer_regions() for value in region.joined.values() if len(value.shape) > 1]
+    if joined:
+        names = ", ".join(dict.fromkeys(value.name.removesuffix(".weight") for value in joined))
+        return True, f"{names}: each is one product, and its parts are columns of the result"
+    if not prepared.plan.joins_projections:
+        return False, f"backend {backend} reads each weight where its file is mapped, so they stay apart"
+    return False, "what reads one input is stored in different formats, or read by ops that take no columns of a matrix"
 
 
 def _copied(prepared: Prepared) -> str:
