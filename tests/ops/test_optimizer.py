@@ -8,9 +8,9 @@ import pytest
 from surogate_core import engine
 from surogate_core.weights.quants import bf16_to_f32, f32_to_bf16
 
-NAMES = [k["name"] for k in engine.kernels() if k["op"] == "adamw" and k["backend"] == "cpu"]
-FEATURE = {"avx2": "avx2", "avx512": "avx512f"}
-KERNELS = [name for name in NAMES if engine.cpu_features()[FEATURE[name]]]
+from .backends import backends, choices, usable
+
+KERNELS = choices("adamw")
 ATTRS = {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1, "max_grad_norm": 1.0}
 
 
@@ -19,7 +19,7 @@ def update(kernel, grad, param, m, v, norm=0.5, step=3.0, **attrs):
     outputs = [f32_to_bf16(np.asarray(x, np.float32)) for x in (param, m, v)]
     hyper = np.array([1e-3, step, 0, 0], np.float32)
     engine.run_op("adamw", [np.asarray(grad, np.float32), np.array([norm], np.float32), hyper],
-                  [(x, "bf16", x.shape) for x in outputs], {**ATTRS, **attrs}, kernel=kernel)
+                  [(x, "bf16", x.shape) for x in outputs], {**ATTRS, **attrs}, **kernel)
     return outputs
 
 
@@ -28,12 +28,13 @@ def state(n):
     return rng.standard_normal(n), rng.standard_normal(n), 0.1 * rng.standard_normal(n), 0.1 * rng.random(n)
 
 
+@pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("rounding", ("nearest", "stochastic"))
-def test_every_kernel_gives_the_same_bits(rounding):
-    results = [update(kernel, *state(40001), rounding=rounding, seed=7) for kernel in KERNELS]
-    for other in results[1:]:
-        for ours, theirs in zip(results[0], other):
-            np.testing.assert_array_equal(ours, theirs)
+def test_every_kernel_gives_the_same_bits(kernel, rounding):
+    attrs = {"rounding": rounding, "seed": 7 << 32 | 9}
+    first = update({"backend": "cpu", "kernel": usable("adamw")[0]}, *state(40001), **attrs)
+    for ours, theirs in zip(update(kernel, *state(40001), **attrs), first):
+        np.testing.assert_array_equal(ours, theirs)
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -76,6 +77,7 @@ def test_nan_and_infinity_are_not_rounded_into_numbers(kernel):
     assert np.isfinite(bf16_to_f32(np.stack([param, m, v]))[:, 2::3]).all()
 
 
-def test_an_unknown_rounding_is_refused():
+@pytest.mark.parametrize("kernel", backends())
+def test_an_unknown_rounding_is_refused(kernel):
     with pytest.raises(engine.EngineError, match="no kernel for op"):
-        update(None, *state(4), rounding="upwards")
+        update(kernel, *state(4), rounding="upwards")

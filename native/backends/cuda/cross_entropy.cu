@@ -6,8 +6,8 @@
 // A target outside the vocabulary makes the loss and dz of its token NaN.
 //
 // Logits exist for one chunk of tokens at a time, in fp32: rounded to bf16 they spoil the third digit of the loss. For
-// each chunk: a product, one kernel, and one or two products of what that kernel left. It gives a block to each row; the
-// block reads the row once for its largest logit and the sum of exponentials, and once more to write dz over it, in x's
+// each chunk: a product, one kernel, and one or two products of what that kernel left. It gives a block to each row,
+// which reads the row once for its largest logit and the sum of exponentials, and once more to write dz over it, in x's
 // dtype (so a bf16 row ends up in the first half of its fp32 one). What shared memory holds of a row (45 % of 128256 on
 // Hopper) is kept there for the second time; the rest of all rows at work is about what L2 holds.
 //
@@ -375,7 +375,9 @@ void release(void *state) { delete static_cast<State *>(state); }
 
 int32_t tuning(const sg_call *call, char *text, size_t text_size) {
   const State *state = static_cast<const State *>(call->state);
-  const std::string choice = state->whole.tuning_text() + state->last.tuning_text();
+  std::string choice = state->whole.tuning_text();
+  // Where the shorter chunk's choice has no room it is measured again.
+  if (const std::string more = state->last.tuning_text(); choice.size() + more.size() < text_size) choice += more;
   if (choice.size() >= text_size) return fail(call, "%s: %zu bytes hold no tuning text", call->op, text_size);
   choice.copy(text, choice.size());
   text[choice.size()] = '\0';

@@ -279,7 +279,7 @@ __global__ void __launch_bounds__(kAdamThreads, kAdamBlocks)
       p[j] = __fmaf_rn(-s.step_size, __fdiv_rn(mean[j], denominator), __fmul_rn(p[j], s.decay));
       all += p[j];
     }
-    // NaN in m or v is NaN in param, and NaN in any param is NaN in the sum (as infinities may: each is looked at then).
+    // NaN in m or v is NaN in param, and NaN in any param is NaN in the sum (as infinities may be: each is looked at).
     const EightWriter writer{keys, static_cast<uint64_t>(i) / kEight, s.step, n - i, whole, stochastic, !isnan(all)};
     writer.store(m + i, mean, 1);
     writer.store(v + i, square, 2);
