@@ -144,7 +144,7 @@ class OptimizerKeys(ConfigModel):
 class EngineKeys(ConfigModel):
     """Precision and machine"""
 
-    recipe: str = Field("bf16", description="The precision recipe, by its registered name: `bf16`, `fp32`.")
+    recipe: str = Field("bf16", description="The precision recipe, by its registered name: `bf16`, `pure_bf16`, `fp32`.")
     backend: str = Field("cpu", description="The backend that runs the program, by its registered name.")
     strategy: str = Field("single", description="The parallelism strategy, by its registered name: `single`.")
     threads: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(

@@ -1,8 +1,8 @@
 """precision: makes the precision classes concrete from a recipe, and casts where a matrix product wants less.
 
 Values are traced in two classes. "residual" is the residual stream and its gradient: SmolLM2-sized models lose more in a
-bf16 residual stream than in all their bf16 products together, so recipes keep it in fp32. "compute" is everything that
-matrix products read and write.
+bf16 residual stream than in all their bf16 products together, so it is fp32 unless a recipe says otherwise. "compute" is
+everything that matrix products read and write.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ class Recipe:
 RECIPES = {
     "bf16": Recipe("bf16", "bf16 products, fp32 accumulation, residual stream and norms",
                    {"compute": "bf16", "residual": "f32"}),
+    "pure_bf16": Recipe("pure_bf16", "bf16, with a bf16 residual stream too: fewer bytes, and a rounding at every sum",
+                        {"compute": "bf16", "residual": "bf16"}),
     "fp32": Recipe("fp32", "everything in fp32", {"compute": "f32", "residual": "f32"}),
 }
 

@@ -278,12 +278,12 @@ class Parity:
         errors = {name: relative_error(value, theirs.values[name]) for name, value in ours.values.items()}
         return {"loss": abs(ours.loss - theirs.loss) / abs(theirs.loss), **errors}
 
-    def bf16_errors(self) -> dict[str, tuple[float, float]]:
-        """Errors of the bf16 recipe and of transformers in bf16 against float64: of "logits" (mean absolute), and of
+    def bf16_errors(self, recipe: str = "bf16") -> dict[str, tuple[float, float]]:
+        """Errors of a bf16 recipe and of transformers in bf16 against float64: of "logits" (mean absolute), and of
         "gradients" (length of the difference of all gradients over the length of all, each parameter weighing the same)."""
         exact, exact_gradients = self.reference_logits("float64"), self.reference_gradients("float64").values
-        ours, theirs = self.logits("bf16"), self.reference_logits("bfloat16")
-        pair = self.gradients(recipe="bf16").values, self.reference_gradients("bfloat16").values
+        ours, theirs = self.logits(recipe), self.reference_logits("bfloat16")
+        pair = self.gradients(recipe=recipe).values, self.reference_gradients("bfloat16").values
         distances = [
             np.mean([np.linalg.norm(each[name] - value) / np.linalg.norm(value) for name, value in exact_gradients.items()])
             for each in pair

@@ -51,8 +51,9 @@ def test_greedy_text_through_the_cache(ours):
     assert ours.greedy(prompt, 20) == ours.reference_greedy(prompt, 20)
 
 
-def test_bf16_is_as_near_to_the_truth_as_torch(ours):
-    for what, (error, theirs) in ours.bf16_errors().items():
+@pytest.mark.parametrize("recipe", ["bf16", "pure_bf16"])
+def test_bf16_is_as_near_to_the_truth_as_torch(ours, recipe):
+    for what, (error, theirs) in ours.bf16_errors(recipe).items():
         assert error < 1.25 * theirs, (what, error, theirs)
 
 
