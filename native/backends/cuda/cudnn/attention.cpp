@@ -1,7 +1,8 @@
 // attention through cuDNN: o[T, H, Dv] and lse f32[T, H] from q[T, H, D], k[T, Hk, D], v[T, Hk, Dv] in bf16.
 //
-// Its floor is 4 T L H D / 2 FLOPs, causal, for documents of length L (an H200 reaches 570-650 TFLOP/s at D 128, 400-460 at
-// D 64); cuDNN's kernel is what gets near it. Results are the same from run to run: nothing is added across blocks.
+// Its floor is 4 T L H D / 2 FLOPs, causal, for documents of length L (an H200 reaches 570-650 TFLOP/s at D 128,
+// 400-460 at D 64); cuDNN's kernel is what gets near it. Results are the same from run to run: nothing is added
+// across blocks.
 #include "attention_call.h"
 
 namespace sg::cudnn {

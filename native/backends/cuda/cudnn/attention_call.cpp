@@ -71,7 +71,10 @@ struct Layout {
   int64_t lengths_bytes, offsets_bytes, plan_at;
 };
 
-Ragged describe_ragged(const Problem &problem, const Operands &operands, const sg_tensor *doc_starts) {
+int64_t element_bytes(Role role) { return role == kLse ? 4 : 2; }
+
+// `shares`: how many times the plan's heads the tensors have.
+Ragged describe_ragged(const Problem &problem, int64_t shares, const Operands &operands, const sg_tensor *doc_starts) {
   Ragged ragged{};
   ragged.doc_starts = data<const int32_t>(doc_starts);
   ragged.documents = static_cast<int32_t>(problem.documents);
@@ -84,9 +87,9 @@ Ragged describe_ragged(const Problem &problem, const Operands &operands, const s
     ragged.offsets[i] = operands.offsets[i];
   }
   const auto add_output = [&](Role role) {
-    const int64_t words = role == kLse ? 2 : 1;  // of 16 bits, in an element
+    const int64_t words = element_bytes(role) / 2;
     ragged.outputs[ragged.num_outputs++] = {static_cast<uint16_t *>(operands.tensors[role]),
-                                            problem.heads_of(role) * problem.dim_of(role) * words,
+                                            shares * problem.heads_of(role) * problem.dim_of(role) * words,
                                             problem.strides[role] * words};
   };
   if (problem.backward) {
@@ -130,17 +133,25 @@ int32_t run_plan(const sg_call *call, const Plan *plan, const sg_tensor *const (
   pointers.workspace = workspace + layout.plan_at;
   for (int i = 0; i < problem.num_roles(); ++i) {
     if (reinterpret_cast<uintptr_t>(operands[i]->data) % kTensorAlignment != 0) {
-      return fail(call, "%s through cuDNN: a tensor begins at an address that is no multiple of 16; align it, or choose "
-                  "another kernel", call->op);
+      return fail(call, "%s through cuDNN: a tensor begins at an address that is no multiple of 16; align it, or "
+                  "choose another kernel", call->op);
     }
     pointers.tensors[i] = operands[i]->data;
     pointers.offsets[i] = reinterpret_cast<int32_t *>(workspace + layout.lengths_bytes + i * layout.offsets_bytes);
   }
   const cudaStream_t queue = stream(call);
-  launch_ragged(describe_ragged(problem, pointers, doc_starts), queue);
+  const int64_t shares = operands[kQ]->shape[1] / problem.heads;
+  launch_ragged(describe_ragged(problem, shares, pointers, doc_starts), queue);
   if (launched(call) != SG_OK) return SG_ERROR;
-  char reason[512] = "";
-  if (!execute(plan, queue, pointers, reason, sizeof(reason))) return fail(call, "%s", reason);
+  for (int64_t share = 0; share < shares; ++share) {
+    char reason[512] = "";
+    if (!execute(plan, queue, pointers, reason, sizeof(reason))) return fail(call, "%s", reason);
+    for (int i = 0; i < problem.num_roles(); ++i) {
+      const Role role = static_cast<Role>(i);
+      const int64_t bytes = problem.heads_of(role) * problem.dim_of(role) * element_bytes(role);
+      pointers.tensors[i] = static_cast<char *>(pointers.tensors[i]) + bytes;
+    }
+  }
   return SG_OK;
 }
 

@@ -14,8 +14,8 @@ bool read_problem(const sg_call *call, const sg_tensor *const (&operands)[kRoles
 // Of the plan, and of the offsets that go with it.
 size_t total_workspace(const Plan *plan);
 
-// Checks alignment, lays the offsets out in the call's workspace, executes. `outputs` of the op are NaN where doc_starts
-// is invalid.
+// Checks alignment, lays the offsets out in the call's workspace, executes. A plan for fewer heads than the call has
+// runs once for each share of them. The outputs of the op are NaN where doc_starts is invalid.
 int32_t run_plan(const sg_call *call, const Plan *plan, const sg_tensor *const (&operands)[kRoles],
                  const sg_tensor *doc_starts);
 

@@ -1,9 +1,11 @@
 // attention_grad through cuDNN: dq, dk, dv from do, q, k, v, o, lse, in bf16.
 //
-// Its floor is 10 T L H D / 2 FLOPs, causal, for documents of length L (an H200 reaches 410-520 TFLOP/s at D 128). Two
-// kernels: "cudnn_atomic" adds dq in whatever order blocks finish, and is for calls that allow that (deterministic = 0);
-// "cudnn" spills the gradient of the logits of every document at its longest, so that it is offered only where that fits
-// kMaxWorkspace. Elsewhere our own deterministic kernel is chosen.
+// Its floor is 10 T L H D / 2 FLOPs, causal, for documents of length L (an H200 reaches 410-520 TFLOP/s at D 128).
+// Two kernels: "cudnn_atomic" adds dq in whatever order blocks finish, and is for calls that allow that
+// (deterministic = 0). "cudnn" adds in a fixed order. On Hopper it spills the gradient of the logits to do so, 2 M H
+// L^2 bytes for M documents, empty ones included, of at most L tokens: attribute max_length pays there. Where that is
+// much, the heads are taken in shares, one after another; where it is too much even so, our own deterministic kernel
+// is chosen.
 #include "attention_call.h"
 
 namespace sg::cudnn {
@@ -13,7 +15,9 @@ using namespace sg::cuda;
 namespace {
 
 constexpr int32_t kScore = 30, kAtomicScore = 40;
+constexpr size_t kGoodWorkspace = size_t{3} << 29;  // 1.5 GiB: no more shares than this takes
 constexpr size_t kMaxWorkspace = size_t{2} << 30;
+constexpr int64_t kMaxShares = 8;  // few heads at a time leave multiprocessors idle
 
 struct Call {
   explicit Call(const sg_call *call) : doc_starts(input(call, 6)) {
@@ -31,13 +35,35 @@ struct Call {
   const sg_tensor *doc_starts;
 };
 
+// Whether heads can be split so that every share begins at a multiple of 16 bytes, the statistics' too.
+bool can_share(const Problem &problem, int64_t shares) {
+  return shares == 1 || (problem.kv_heads % shares == 0 && problem.heads / shares % 4 == 0);
+}
+
+// For the fewest shares of the heads whose workspace is good, or else for the most.
+const Plan *find_shared_plan(const Problem &problem) {
+  const Plan *plan = nullptr;
+  for (int64_t shares = 1; shares <= kMaxShares; shares *= 2) {
+    if (!can_share(problem, shares)) break;
+    Problem share = problem;
+    share.heads /= shares;
+    share.kv_heads /= shares;
+    const Plan *next = find_plan(share);
+    if (next == nullptr) break;
+    plan = next;
+    if (total_workspace(plan) <= kGoodWorkspace) break;
+  }
+  return plan;
+}
+
 const Plan *plan_of(const sg_call *call, bool deterministic) {
   if ((attr_int(call, "deterministic", 1) != 0) != deterministic) return nullptr;
   const Call bound(call);
   Problem problem;
   problem.backward = true;
   problem.deterministic = deterministic;
-  return read_problem(call, bound.operands, bound.doc_starts, problem) ? find_plan(problem) : nullptr;
+  if (!read_problem(call, bound.operands, bound.doc_starts, problem)) return nullptr;
+  return deterministic ? find_shared_plan(problem) : find_plan(problem);
 }
 
 template <bool kDeterministic>

@@ -1,4 +1,5 @@
-// The one exported function of libsurogate_cudnn.so: attention through cuDNN, on the backend that libsurogate_cuda.so brings.
+// The one exported function of libsurogate_cudnn.so: attention through cuDNN, on the backend that libsurogate_cuda.so
+// brings.
 #include <cstdio>
 
 #include "attention_call.h"

@@ -1,8 +1,8 @@
 // Plans by way of the cuDNN frontend. cuDNN is opened at run time: no symbol of it is linked.
 //
-// A packed batch goes to cuDNN as a batch of `documents` sequences, padded to `longest` in name only: each tensor has an
-// array of offsets that says where a sequence starts, and the mask for padding takes the true lengths. Empty documents
-// cost nothing. The compute capability is told to the frontend, which would open libcudart.so to ask.
+// A packed batch goes to cuDNN as a batch of `documents` sequences, padded to `longest` in name only: each tensor has
+// an array of offsets that says where a sequence starts, and the mask for padding takes the true lengths. Empty
+// documents cost nothing. The compute capability is told to the frontend, which would open libcudart.so to ask.
 #include "plan.h"
 
 #include <cudnn_frontend.h>
@@ -44,7 +44,8 @@ struct Plan {
 
 namespace {
 
-// Ragged statistics of the softmax and accumulators that cuDNN clears itself came with 9.6; nothing before 9.19 was tried.
+// Ragged statistics of the softmax and accumulators that cuDNN clears itself came with 9.6; nothing before 9.19 was
+// tried.
 constexpr size_t kMinimumVersion = 91900;
 
 // Total tokens are rounded up to this, so that every buffer that the frontend carves from the workspace is aligned.
@@ -221,6 +222,11 @@ bool open_library(char *error, size_t error_size) {
   if (library == nullptr) library = dlopen("libcudnn.so.9", RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
     std::snprintf(error, error_size, "cuDNN was not found (%s); install it: pip install nvidia-cudnn-cu13", dlerror());
+    return false;
+  }
+  if (dlopen("libnvrtc.so.13", RTLD_NOW | RTLD_LOCAL) == nullptr) {  // or every plan would be refused, without a word
+    std::snprintf(error, error_size, "NVRTC, which cuDNN compiles its attention with, was not found (%s); install it: "
+                  "pip install nvidia-cuda-nvrtc", dlerror());
     return false;
   }
   if (fe::detail::get_backend_version() < kMinimumVersion) {

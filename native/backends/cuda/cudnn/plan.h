@@ -1,7 +1,7 @@
 // A plan: cuDNN's compiled graph for attention, forward or backward, over a packed batch of one shape.
 //
-// The only source that includes the cuDNN frontend is plan.cpp, which takes half a minute to compile; everything else of
-// this library goes through this header.
+// The only source that includes the cuDNN frontend is plan.cpp, which takes half a minute to compile; everything else
+// of this library goes through this header.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -44,14 +44,15 @@ struct Operands {
 
 struct Plan;
 
-// Opens libcudnn.so.9. False, with the reason, where it is not found or too old.
+// Opens libcudnn.so.9 and NVRTC. False, with the reason, where one is not found or cuDNN is too old.
 bool open_library(char *error, size_t error_size);
 
 // "9.19.0", once opened.
 const char *library_version();
 
-// The plan for a problem on the active device, built on first demand (0.05 s, the first of a process up to 1 s) and kept.
-// nullptr where cuDNN cannot do it; the environment variable CUDNN_FRONTEND_LOG_INFO=1 makes cuDNN's frontend say why.
+// The plan for a problem on the active device, built on first demand (0.05 s, the first of a kind up to 1 s) and
+// kept. nullptr where cuDNN cannot do it; with CUDNN_LOGLEVEL_DBG=2 CUDNN_LOGDEST_DBG=stderr in the environment,
+// cuDNN says why.
 const Plan *find_plan(const Problem &problem);
 
 const Problem &problem_of(const Plan *plan);

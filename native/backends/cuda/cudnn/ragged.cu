@@ -1,8 +1,9 @@
 // doc_starts i32[M+1] to lengths i32[M] and, for each of up to 9 tensors, offsets i32[M+1] = doc_starts * row stride.
 //
-// A few KiB in and out: its floor is a launch. It runs before every attention, since doc_starts is data that changes from
-// step to step. It is also where that data is checked: starts that do not ascend from 0 to T, or a document that is
-// longer than the plan was built for, give empty documents to cuDNN, which then touches nothing, and NaN in the outputs.
+// A few KiB in and out: its floor is a launch. It runs before every attention, since doc_starts is data that changes
+// from step to step. It is also where that data is checked: starts that do not ascend from 0 to T, or a document that
+// is longer than the plan was built for, give empty documents to cuDNN, which then touches nothing, and NaN in the
+// outputs.
 #include "ragged.h"
 
 namespace sg::cudnn {
