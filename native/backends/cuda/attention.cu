@@ -1,14 +1,16 @@
-// attention: o[t, h] = softmax(scale * q[t, h] . k[j, h / group]) . v over the tokens j that t sees in its document, and
-// lse[t, h] = log of the sum of exponentials. q [T, H, head_dim], k and v [T, KV, ...], o [T, H, value_dim]; lse f32 [T, H].
+// attention: o[t, h] = softmax(scale * q[t, h] . k[j, h / group]) . v over the tokens j that t sees in its document,
+// and lse[t, h] = log of the sum of exponentials. q [T, H, head_dim], k and v [T, KV, ...], o [T, H, value_dim]; lse
+// f32 [T, H].
 //
-// Floor: 2 (head_dim + value_dim) FLOPs for each visible pair and head, at the rate of mma.sync (on Hopper about 60 % of
-// the tensor cores' rate, which only wgmma reaches); bytes do not matter from some 300 tokens a document.
+// Floor: 2 (head_dim + value_dim) FLOPs for each visible pair and head, at the rate of mma.sync (on Hopper about 60 %
+// of the tensor cores' rate, which only wgmma reaches); bytes do not matter from some 300 tokens a document.
 //
-// bf16: one block a tile of queries of one head (Dao, 2023: "FlashAttention-2"). Each of four warps owns 32 rows (16 for
-// heads of up to 256), so that a fragment of keys or values is used twice once it is in registers: shared memory, at 128
-// bytes a clock, would otherwise be what limits. The sums and the logits stay in registers. Keys of the next tile arrive
-// while values are multiplied, values while keys are. Tiles that a warp does not see are skipped, and only tiles that it
-// sees in part are masked. Long tiles start first. Heads are padded with zeros in shared memory to 64, 128 or 256.
+// bf16: one block a tile of queries of one head (Dao, 2023: "FlashAttention-2"). Each of four warps owns 32 rows (16
+// for heads of up to 256), so that a fragment of keys or values is used twice once it is in registers: shared memory,
+// at 128 bytes a clock, would otherwise be what limits. The sums and the logits stay in registers. Keys of the next
+// tile arrive while values are multiplied, values while keys are. Tiles that a warp does not see are skipped, and only
+// tiles that it sees in part are masked. Long tiles start first. Heads are padded with zeros in shared memory to 64,
+// 128 or 256.
 #include "attention_f32.cuh"
 #include "attention_tile.cuh"
 
@@ -33,23 +35,31 @@ struct ForwardTile {
   static constexpr size_t kBytes = (kQueries + 2 * kKeys) * kRowBytes<DIM> + kQueries * sizeof(TokenRange);
 };
 
-// The softmax of 16 rows goes on: logits become weights relative to the new peak, and what was summed shrinks to it.
-// peak and total belong to rows lane / 4 and lane / 4 + 8; total is this lane's share.
+// Weights are relative to a base that the peak of the logits may exceed by this many powers of two: the sums, which
+// have to shrink when the base moves, then hardly ever do, and weights and sums are as exact as before.
+constexpr float kSlack = 8.0f;
+
+// The softmax of 16 rows goes on: logits become weights, and what was summed shrinks where the base moves. base and
+// total belong to rows lane / 4 and lane / 4 + 8; total is this lane's share. A row that has seen nothing has base
+// -infinity.
 template <int KEY_TILES, int DIM_TILES>
 __device__ __forceinline__ void softmax_step(float (&logits)[KEY_TILES][4], float (&sums)[DIM_TILES][4],
-                                             float (&peak)[2], float (&total)[2], float factor) {
+                                             float (&base)[2], float (&total)[2], float factor) {
+  float shrink[2];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    float highest = peak[half];
+    float peak = -INFINITY;
 #pragma unroll
     for (int nt = 0; nt < KEY_TILES; ++nt) {
-      highest = fmaxf(highest, fmaxf(logits[nt][2 * half], logits[nt][2 * half + 1]));
+      peak = fmaxf(peak, fmaxf(logits[nt][2 * half], logits[nt][2 * half + 1]));
     }
-    highest = fmaxf(highest, __shfl_xor_sync(0xffffffffu, highest, 1));
-    highest = fmaxf(highest, __shfl_xor_sync(0xffffffffu, highest, 2));
-    const float shift = highest == -INFINITY ? 0.0f : highest * factor;  // a row that has seen nothing yet
-    const float shrink = fast_exp2(fmaf(peak[half], factor, -shift));
-    peak[half] = highest;
+    peak = fmaxf(peak, __shfl_xor_sync(0xffffffffu, peak, 1));
+    peak = fmaxf(peak, __shfl_xor_sync(0xffffffffu, peak, 2));
+    const bool moves = peak * factor > fmaf(base[half], factor, kSlack);
+    const float next = moves ? peak : base[half];
+    const float shift = next == -INFINITY ? 0.0f : next * factor;
+    shrink[half] = moves ? fast_exp2(fmaf(base[half], factor, -shift)) : 1.0f;
+    base[half] = next;
     float sum = 0.0f;
 #pragma unroll
     for (int nt = 0; nt < KEY_TILES; ++nt) {
@@ -59,12 +69,13 @@ __device__ __forceinline__ void softmax_step(float (&logits)[KEY_TILES][4], floa
         sum += logits[nt][i];
       }
     }
-    total[half] = fmaf(total[half], shrink, sum);
+    total[half] = fmaf(total[half], shrink[half], sum);
+  }
+  if (!__any_sync(0xffffffffu, shrink[0] != 1.0f || shrink[1] != 1.0f)) return;
 #pragma unroll
-    for (int nt = 0; nt < DIM_TILES; ++nt) {
-      sums[nt][2 * half] *= shrink;
-      sums[nt][2 * half + 1] *= shrink;
-    }
+  for (int nt = 0; nt < DIM_TILES; ++nt) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) sums[nt][i] *= shrink[i / 2];
   }
 }
 
@@ -74,12 +85,12 @@ struct ForwardWarp {
   using Tile = ForwardTile<DIM>;
   static constexpr int kRowTiles = Tile::kRowTiles;
   float sums[kRowTiles][Tile::kDimTiles][4];
-  float peak[kRowTiles][2], total[kRowTiles][2];
+  float base[kRowTiles][2], total[kRowTiles][2];
 
   __device__ __forceinline__ void clear() {
 #pragma unroll
     for (int mt = 0; mt < kRowTiles; ++mt) {
-      peak[mt][0] = peak[mt][1] = -INFINITY;
+      base[mt][0] = base[mt][1] = -INFINITY;
       total[mt][0] = total[mt][1] = 0.0f;
 #pragma unroll
       for (int nt = 0; nt < Tile::kDimTiles; ++nt) {
@@ -131,7 +142,7 @@ struct ForwardWarp {
     if (!bounds.cover(key, Tile::kKeys)) mask(logits, ranges, key);
 #pragma unroll
     for (int mt = 0; mt < kRowTiles; ++mt) {
-      softmax_step(logits[mt], sums[mt], peak[mt], total[mt], shape.logit_factor);
+      softmax_step(logits[mt], sums[mt], base[mt], total[mt], shape.logit_factor);
     }
     pack_fragments(weights, logits);
   }
@@ -152,7 +163,7 @@ struct ForwardWarp {
         const int row = first + mt * 16 + half * 8 + lane / 4;
         if (lane % 4 == 0 && row < shape.tokens) {
           lse[static_cast<int64_t>(row) * shape.heads] =
-              seen ? (peak[mt][half] * shape.logit_factor + log2f(all)) * kLn2 : NAN;
+              seen ? (base[mt][half] * shape.logit_factor + log2f(all)) * kLn2 : NAN;
         }
       }
     }

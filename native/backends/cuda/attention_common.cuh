@@ -1,4 +1,5 @@
-// What the attention kernels share, forward and backward: the call as they read it, what they take, documents and masks.
+// What the attention kernels share, forward and backward: the call as they read it, what they take, documents and
+// masks.
 #pragma once
 
 #include <algorithm>
@@ -154,12 +155,14 @@ __device__ inline Bounds bounds_of(const TokenRange *ranges, int rows) {
   return bounds;
 }
 
-// Starts a kernel whose blocks may need more shared memory than 48 KiB.
+// Starts a kernel whose blocks need `shared` bytes of shared memory, more than the default of 48 KiB included; caches
+// get what the most blocks that fit a multiprocessor leave.
 template <class... Parameters, class... Arguments>
 inline void launch(void (*kernel)(Parameters...), int64_t blocks, int threads, size_t shared, cudaStream_t stream,
                    Arguments... arguments) {
-  if (shared > 48 * 1024) {
+  if (shared > 0) {
     cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared));
+    cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
   }
   kernel<<<static_cast<unsigned>(blocks), threads, shared, stream>>>(arguments...);
 }

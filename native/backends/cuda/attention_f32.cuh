@@ -1,7 +1,8 @@
-// attention in fp32 arithmetic throughout, on the general cores: what fp32 runs and tests use. One block of 256 threads owns
-// 16 rows (queries; for dk and dv keys) and walks over tiles of 16 columns. A thread holds one logit of a tile (row
-// thread / 16, column thread % 16), and of its row's sums every 64th group of four dims. Heads are padded with zeros to DIM.
-// Floor: the FLOPs of attention at the rate of FFMA; it reads two words of shared memory a multiply-add, and is not near it.
+// attention in fp32 arithmetic throughout, on the general cores: what fp32 runs and tests use. One block of 256 threads
+// owns 16 rows (queries; for dk and dv keys) and walks over tiles of 16 columns. A thread holds one logit of a tile
+// (row thread / 16, column thread % 16), and of its row's sums every 64th group of four dims. Heads are padded with
+// zeros to DIM. Floor: the FLOPs of attention at the rate of FFMA; it reads two words of shared memory a multiply-add,
+// and is not near it.
 #pragma once
 
 #include "attention_common.cuh"

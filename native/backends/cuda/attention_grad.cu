@@ -1,16 +1,16 @@
-// attention_grad: from do, the gradient of attention's result, those of q, k and v. With p the weights of the softmax, made
-// again from lse, and delta[t, h] = do . o:
+// attention_grad: from do, the gradient of attention's result, those of q, k and v. With p the weights of the softmax,
+// made again from lse, and delta[t, h] = do . o:
 //   dv[j] = sum p do      dlogit = p (do . v - delta) (1 - tanh^2 where capped)      dq = scale dlogit k
 //   dk[j] = scale sum dlogit q, both sums over the queries that see j and over the heads of j's group.
 // Shapes as in attention.cu; delta is f32 [T, H], in the workspace.
 //
-// Floor: 5 products over the visible pairs. Here it is 7, since each sum has a kernel of its own: one block owns a tile of
-// keys of one key-value head and walks over the heads of its group and their queries (4 products), another owns a tile of
-// queries of one head and walks over its keys (3 products). Every sum then stays in registers and is added in one order, with
-// no atomics and no partial sums in memory.
+// Floor: 5 products over the visible pairs. Here it is 7, since each sum has a kernel of its own: one block owns a tile
+// of keys of one key-value head and walks over the heads of its group and their queries (4 products), another owns a
+// tile of queries of one head and walks over its keys (3 products). Every sum then stays in registers and is added in
+// one order, with no atomics and no partial sums in memory.
 //
-// bf16: weights and their gradients never leave the registers: rows of a warp are what it owns, so that what one product
-// gives is, rounded, the left operand of the next. The next tile of the loop arrives while one is multiplied.
+// bf16: weights and their gradients never leave the registers: rows of a warp are what it owns, so that what one
+// product gives is, rounded, the left operand of the next. The next tile of the loop arrives while one is multiplied.
 #include "attention_grad_f32.cuh"
 #include "attention_tile.cuh"
 
@@ -23,8 +23,8 @@ struct BackwardOperands {
   const float *lse, *delta;
 };
 
-// Tiles of the kernel for dk and dv. Heads of 256 sum their dims in two passes, each by a block of its own: both sums of
-// 16 keys would not fit the registers.
+// Tiles of the kernel for dk and dv. Heads of 256 sum their dims in two passes, each by a block of its own: both sums
+// of 16 keys would not fit the registers.
 template <int DIM>
 struct KeyGradTile {
   static constexpr int kRowTiles = DIM <= 64 ? 2 : 1;
@@ -47,9 +47,10 @@ struct QueryGradTile {
   static constexpr int kRowTiles = DIM <= 128 ? 2 : 1;
   static constexpr int kWarpRows = 16 * kRowTiles;
   static constexpr int kQueries = kWarpRows * kAttentionThreads / 32;
-  static constexpr int kKeys = DIM <= 64 ? 64 : 32;
+  static constexpr int kKeys = 32;
   static constexpr int kKeyTiles = kKeys / 8;
   static constexpr int kDimTiles = DIM / 8;
+  static constexpr int kBlocks = DIM <= 64 ? 3 : 2;  // on a multiprocessor
   static constexpr int kStages = DIM <= 128 ? 2 : 1;
   static constexpr int kQueryBytes = kQueries * kRowBytes<DIM>;
   static constexpr int kKeyBytes = kKeys * kRowBytes<DIM>;
@@ -70,7 +71,8 @@ __device__ __forceinline__ void clear(float (&sums)[MT][NT][4]) {
 
 // A product q.k becomes its weight, and the weight's gradient do.v that of the logit.
 template <bool CAPPED>
-__device__ __forceinline__ void weigh(float &product, float &grad, float lse, float delta, const AttentionShape &shape) {
+__device__ __forceinline__ void weigh(float &product, float &grad, float lse, float delta,
+                                      const AttentionShape &shape) {
   float logit = product, slope = 1.0f;
   if constexpr (CAPPED) {
     logit = fast_tanh(product * shape.tanh_factor);
@@ -129,10 +131,61 @@ __device__ __forceinline__ void load_queries(unsigned char *tiles, float *column
   const int which = static_cast<int>(threadIdx.x) / Tile::kQueries, at = first + threadIdx.x % Tile::kQueries;
   if (which < 2) {
     const bool valid = at < shape.tokens;
-    const float *from = (which == 0 ? operands.lse : operands.delta) + static_cast<int64_t>(valid ? at : 0) * shape.heads;
-    copy_async_4(shared_address(columns + threadIdx.x), from + head, valid);
+    const int64_t from = static_cast<int64_t>(valid ? at : 0) * shape.heads + head;
+    copy_async_4(shared_address(columns + threadIdx.x), (which == 0 ? operands.lse : operands.delta) + from, valid);
   }
 }
+
+// What a warp sums while it walks over the queries: dk and dv of its rows, dims of one pass.
+template <int DIM, bool CAPPED>
+struct KeyGradWarp {
+  using Tile = KeyGradTile<DIM>;
+  float dk[Tile::kRowTiles][Tile::kDims / 8][4], dv[Tile::kRowTiles][Tile::kDims / 8][4];
+
+  // keys: address of the warp's keys, values behind them; queries: of a stage; dims: offset of the pass's dims.
+  __device__ __forceinline__ void add_queries(uint32_t keys, uint32_t queries, const float *columns, uint32_t dims,
+                                              const AttentionShape &shape, const TokenRange *ranges,
+                                              const Bounds &bounds, int first) {
+    float weights[Tile::kRowTiles][Tile::kQueryTiles][4], grads[Tile::kRowTiles][Tile::kQueryTiles][4];
+    multiply_rows<DIM>(weights, keys, queries + lane_by_columns<DIM>());
+    multiply_rows<DIM>(grads, keys + Tile::kKeyBytes, queries + Tile::kQueryBytes + lane_by_columns<DIM>());
+#pragma unroll
+    for (int nt = 0; nt < Tile::kQueryTiles; ++nt) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int column = nt * 8 + threadIdx.x % 4 * 2 + i;
+        const float lse = columns[column], delta = columns[Tile::kQueries + column];
+#pragma unroll
+        for (int mt = 0; mt < Tile::kRowTiles; ++mt) {
+          weigh<CAPPED>(weights[mt][nt][i], grads[mt][nt][i], lse, delta, shape);
+          weigh<CAPPED>(weights[mt][nt][i + 2], grads[mt][nt][i + 2], lse, delta, shape);
+        }
+      }
+    }
+    if (!bounds.cover(first, Tile::kQueries)) hide(weights, grads, ranges, first);
+    uint32_t packed[Tile::kRowTiles][Tile::kQueryTiles / 2][4];
+    pack_fragments(packed, weights);
+    multiply_packed<DIM>(dv, packed, queries + Tile::kQueryBytes + lane_by_rows<DIM>() + dims);
+    pack_fragments(packed, grads);
+    multiply_packed<DIM>(dk, packed, queries + lane_by_rows<DIM>() + dims);
+  }
+
+  // own: the warp's rows of the tile of keys, which no other warp reads; those of values are as far behind as the tile.
+  __device__ __forceinline__ void store(unsigned char *own, const BackwardOperands &operands,
+                                        const AttentionShape &shape, const TokenRange *ranges, int kv_head, int first,
+                                        int pass) const {
+    float factor[Tile::kRowTiles][2];
+    row_factors(factor, ranges, shape.scale);
+    put_fragments<DIM>(own, dk, factor);
+    row_factors(factor, ranges, 1.0f);
+    put_fragments<DIM>(own + Tile::kKeyBytes, dv, factor);
+    __syncwarp();
+    store_rows<DIM, Tile::kWarpRows, Tile::kDims>(own, operands.dk.head(kv_head), first, shape.tokens,
+                                                  pass * Tile::kDims);
+    store_rows<DIM, Tile::kWarpRows, Tile::kDims>(own + Tile::kKeyBytes, operands.dv.head(kv_head), first,
+                                                  shape.tokens, pass * Tile::kDims);
+  }
+};
 
 template <int DIM, bool CAPPED>
 __global__ void __launch_bounds__(kAttentionThreads, 2)
@@ -152,15 +205,15 @@ __global__ void __launch_bounds__(kAttentionThreads, 2)
     ranges[i] = queries_of(shape, min(first + i, shape.tokens - 1));
   }
   __syncthreads();
-  const int warp_row = static_cast<int>(threadIdx.x) / 32 * Tile::kWarpRows, lane = threadIdx.x % 32;
+  const int warp_row = static_cast<int>(threadIdx.x) / 32 * Tile::kWarpRows;
   const Bounds block = bounds_of(ranges, Tile::kKeys);
   const Bounds warp = bounds_of(ranges + warp_row, Tile::kWarpRows);
   const int last_head = (kv_head + 1) * shape.group - 1;
 
   const uint32_t keys = shared_address(k_tile) + warp_row * kRowBytes<DIM> + lane_by_rows<DIM>();
-  float dk[Tile::kRowTiles][Tile::kDims / 8][4], dv[Tile::kRowTiles][Tile::kDims / 8][4];
-  clear(dk);
-  clear(dv);
+  KeyGradWarp<DIM, CAPPED> state;
+  clear(state.dk);
+  clear(state.dv);
   int head = kv_head * shape.group, query = block.begin, stage = 0;
   bool more = block.begin < block.end;
   if (more) load_queries<DIM>(q_tiles, columns, operands, shape, head, query);
@@ -180,31 +233,9 @@ __global__ void __launch_bounds__(kAttentionThreads, 2)
                         head, query);
     }
     if (warp.touch(now, Tile::kQueries)) {
-      const uint32_t queries = shared_address(q_tiles) + stage * 2 * Tile::kQueryBytes;
-      const float *lse = columns + stage * 2 * Tile::kQueries, *delta = lse + Tile::kQueries;
-      float weights[Tile::kRowTiles][Tile::kQueryTiles][4], grads[Tile::kRowTiles][Tile::kQueryTiles][4];
-      multiply_rows<DIM>(weights, keys, queries + lane_by_columns<DIM>());
-      multiply_rows<DIM>(grads, keys + Tile::kKeyBytes, queries + Tile::kQueryBytes + lane_by_columns<DIM>());
-#pragma unroll
-      for (int nt = 0; nt < Tile::kQueryTiles; ++nt) {
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const int column = nt * 8 + (lane % 4) * 2 + i;
-          const float column_lse = lse[column], column_delta = delta[column];
-#pragma unroll
-          for (int mt = 0; mt < Tile::kRowTiles; ++mt) {
-            weigh<CAPPED>(weights[mt][nt][i], grads[mt][nt][i], column_lse, column_delta, shape);
-            weigh<CAPPED>(weights[mt][nt][i + 2], grads[mt][nt][i + 2], column_lse, column_delta, shape);
-          }
-        }
-      }
-      if (!warp.cover(now, Tile::kQueries)) hide(weights, grads, ranges + warp_row, now);
-      uint32_t packed[Tile::kRowTiles][Tile::kQueryTiles / 2][4];
-      const uint32_t dims = lane_by_rows<DIM>() + pass * Tile::kDims * 2;
-      pack_fragments(packed, weights);
-      multiply_packed<DIM>(dv, packed, queries + Tile::kQueryBytes + dims);
-      pack_fragments(packed, grads);
-      multiply_packed<DIM>(dk, packed, queries + dims);
+      state.add_queries(keys, shared_address(q_tiles) + stage * 2 * Tile::kQueryBytes,
+                        columns + stage * 2 * Tile::kQueries, pass * Tile::kDims * 2, shape, ranges + warp_row, warp,
+                        now);
     }
     if (Tile::kStages == 1) {
       __syncthreads();
@@ -214,17 +245,7 @@ __global__ void __launch_bounds__(kAttentionThreads, 2)
   }
   wait_copies();
   __syncthreads();  // where no query sees a key, the keys may arrive only now
-  float factor[Tile::kRowTiles][2];
-  unsigned char *const own = k_tile + warp_row * kRowBytes<DIM>;  // no other warp reads these keys and values
-  row_factors(factor, ranges + warp_row, shape.scale);
-  put_fragments<DIM>(own, dk, factor);
-  row_factors(factor, ranges + warp_row, 1.0f);
-  put_fragments<DIM>(own + Tile::kKeyBytes, dv, factor);
-  __syncwarp();
-  store_rows<DIM, Tile::kWarpRows, Tile::kDims>(own, operands.dk.head(kv_head), first + warp_row, shape.tokens,
-                                                pass * Tile::kDims);
-  store_rows<DIM, Tile::kWarpRows, Tile::kDims>(own + Tile::kKeyBytes, operands.dv.head(kv_head), first + warp_row,
-                                                shape.tokens, pass * Tile::kDims);
+  state.store(k_tile + warp_row * kRowBytes<DIM>, operands, shape, ranges + warp_row, kv_head, first + warp_row, pass);
 }
 
 // Starts to load keys and their values, of one head.
@@ -236,8 +257,49 @@ __device__ __forceinline__ void load_keys(unsigned char *tiles, const HeadRows<c
   load_tile<DIM, Tile::kKeys>(tiles + Tile::kKeyBytes, v, first, limit);
 }
 
+// What a warp knows of its rows while it walks over the keys: dq, and lse and delta of rows lane / 4 and lane / 4 + 8.
 template <int DIM, bool CAPPED>
-__global__ void __launch_bounds__(kAttentionThreads, 2)
+struct QueryGradWarp {
+  using Tile = QueryGradTile<DIM>;
+  float dq[Tile::kRowTiles][Tile::kDimTiles][4];
+  float lse[Tile::kRowTiles][2], delta[Tile::kRowTiles][2];
+
+  __device__ __forceinline__ void start(const BackwardOperands &operands, const AttentionShape &shape, int head,
+                                        int first) {
+    clear(dq);
+#pragma unroll
+    for (int i = 0; i < Tile::kRowTiles * 2; ++i) {
+      const int row = min(first + i * 8 + static_cast<int>(threadIdx.x) % 32 / 4, shape.tokens - 1);
+      lse[i / 2][i % 2] = operands.lse[static_cast<int64_t>(row) * shape.heads + head];
+      delta[i / 2][i % 2] = operands.delta[static_cast<int64_t>(row) * shape.heads + head];
+    }
+  }
+
+  // queries: address of the warp's queries, their do behind the tile; keys: of a stage.
+  __device__ __forceinline__ void add_keys(uint32_t queries, uint32_t keys, const AttentionShape &shape,
+                                           const TokenRange *ranges, const Bounds &bounds, int first) {
+    float weights[Tile::kRowTiles][Tile::kKeyTiles][4], grads[Tile::kRowTiles][Tile::kKeyTiles][4];
+    multiply_rows<DIM>(weights, queries, keys + lane_by_columns<DIM>());
+    multiply_rows<DIM>(grads, queries + Tile::kQueryBytes, keys + Tile::kKeyBytes + lane_by_columns<DIM>());
+#pragma unroll
+    for (int mt = 0; mt < Tile::kRowTiles; ++mt) {
+#pragma unroll
+      for (int nt = 0; nt < Tile::kKeyTiles; ++nt) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          weigh<CAPPED>(weights[mt][nt][i], grads[mt][nt][i], lse[mt][i / 2], delta[mt][i / 2], shape);
+        }
+      }
+    }
+    if (!bounds.cover(first, Tile::kKeys)) hide(weights, grads, ranges, first);
+    uint32_t packed[Tile::kRowTiles][Tile::kKeyTiles / 2][4];
+    pack_fragments(packed, grads);
+    multiply_packed<DIM>(dq, packed, keys + lane_by_rows<DIM>());
+  }
+};
+
+template <int DIM, bool CAPPED>
+__global__ void __launch_bounds__(kAttentionThreads, QueryGradTile<DIM>::kBlocks)
     attention_query_grad(const AttentionShape shape, const BackwardOperands operands) {
   using Tile = QueryGradTile<DIM>;
   extern __shared__ __align__(1024) unsigned char shared[];
@@ -254,20 +316,12 @@ __global__ void __launch_bounds__(kAttentionThreads, 2)
     ranges[i] = keys_of(shape, min(first + i, shape.tokens - 1));
   }
   __syncthreads();
-  const int warp_row = static_cast<int>(threadIdx.x) / 32 * Tile::kWarpRows, lane = threadIdx.x % 32;
+  const int warp_row = static_cast<int>(threadIdx.x) / 32 * Tile::kWarpRows;
   const Bounds block = bounds_of(ranges, Tile::kQueries);
   const Bounds warp = bounds_of(ranges + warp_row, Tile::kWarpRows);
-  float lse[Tile::kRowTiles][2], delta[Tile::kRowTiles][2];
-#pragma unroll
-  for (int i = 0; i < Tile::kRowTiles * 2; ++i) {
-    const int row = min(first + warp_row + i * 8 + lane / 4, shape.tokens - 1);
-    lse[i / 2][i % 2] = operands.lse[static_cast<int64_t>(row) * shape.heads + head];
-    delta[i / 2][i % 2] = operands.delta[static_cast<int64_t>(row) * shape.heads + head];
-  }
-
+  QueryGradWarp<DIM, CAPPED> state;
+  state.start(operands, shape, head, first + warp_row);
   const uint32_t queries = shared_address(q_tile) + warp_row * kRowBytes<DIM> + lane_by_rows<DIM>();
-  float dq[Tile::kRowTiles][Tile::kDimTiles][4];
-  clear(dq);
   int stage = 0;
   if (block.begin < block.end) load_keys<DIM>(k_tiles, k, v, block.begin, shape.tokens);
   for (int key = block.begin; key < block.end; key += Tile::kKeys) {
@@ -279,24 +333,8 @@ __global__ void __launch_bounds__(kAttentionThreads, 2)
       load_keys<DIM>(k_tiles + other * 2 * Tile::kKeyBytes, k, v, key + Tile::kKeys, shape.tokens);
     }
     if (warp.touch(key, Tile::kKeys)) {
-      const uint32_t keys = shared_address(k_tiles) + stage * 2 * Tile::kKeyBytes;
-      float weights[Tile::kRowTiles][Tile::kKeyTiles][4], grads[Tile::kRowTiles][Tile::kKeyTiles][4];
-      multiply_rows<DIM>(weights, queries, keys + lane_by_columns<DIM>());
-      multiply_rows<DIM>(grads, queries + Tile::kQueryBytes, keys + Tile::kKeyBytes + lane_by_columns<DIM>());
-#pragma unroll
-      for (int mt = 0; mt < Tile::kRowTiles; ++mt) {
-#pragma unroll
-        for (int nt = 0; nt < Tile::kKeyTiles; ++nt) {
-#pragma unroll
-          for (int i = 0; i < 4; ++i) {
-            weigh<CAPPED>(weights[mt][nt][i], grads[mt][nt][i], lse[mt][i / 2], delta[mt][i / 2], shape);
-          }
-        }
-      }
-      if (!warp.cover(key, Tile::kKeys)) hide(weights, grads, ranges + warp_row, key);
-      uint32_t packed[Tile::kRowTiles][Tile::kKeyTiles / 2][4];
-      pack_fragments(packed, grads);
-      multiply_packed<DIM>(dq, packed, keys + lane_by_rows<DIM>());
+      state.add_keys(queries, shared_address(k_tiles) + stage * 2 * Tile::kKeyBytes, shape, ranges + warp_row, warp,
+                     key);
     }
     if (Tile::kStages == 1) {
       __syncthreads();
@@ -309,7 +347,7 @@ __global__ void __launch_bounds__(kAttentionThreads, 2)
   float factor[Tile::kRowTiles][2];
   row_factors(factor, ranges + warp_row, shape.scale);
   unsigned char *const own = q_tile + warp_row * kRowBytes<DIM>;  // no other warp reads these queries
-  put_fragments<DIM>(own, dq, factor);
+  put_fragments<DIM>(own, state.dq, factor);
   __syncwarp();
   store_rows<DIM, Tile::kWarpRows, DIM>(own, operands.dq.head(head), first + warp_row, shape.tokens, 0);
 }

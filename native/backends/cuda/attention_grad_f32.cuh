@@ -1,4 +1,5 @@
-// attention_grad in fp32 arithmetic throughout, as attention_f32.cuh; and delta = do . o, which both backwards begin with.
+// attention_grad in fp32 arithmetic throughout, as attention_f32.cuh; and delta = do . o, which both backwards begin
+// with.
 #pragma once
 
 #include "attention_f32.cuh"
@@ -39,8 +40,8 @@ template <class T>
 void start_delta(const sg_call *call, const AttentionShape &shape, const HeadRows<const T> &grad,
                  const HeadRows<const T> &o, float *delta) {
   const int64_t rows = static_cast<int64_t>(shape.tokens) * shape.heads;
-  launch(attention_delta<T>, ceil_div(rows, kDeltaThreads / kDeltaLanes), kDeltaThreads, 0, stream(call), grad, o, delta,
-         rows, shape.heads);
+  launch(attention_delta<T>, ceil_div(rows, kDeltaThreads / kDeltaLanes), kDeltaThreads, 0, stream(call), grad, o,
+         delta, rows, shape.heads);
 }
 
 struct BackwardOperandsF32 {

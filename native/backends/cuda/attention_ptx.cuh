@@ -1,10 +1,10 @@
-// The instructions that the attention kernels are made of, available from sm_80 on: copies that run beside the arithmetic,
-// loads of matrix fragments, and the product of fragments.
+// The instructions that the attention kernels are made of, available from sm_80 on: copies that run beside the
+// arithmetic, loads of matrix fragments, and the product of fragments.
 //
 // A fragment is a matrix spread over the 32 lanes of a warp. With group = lane / 4 and pair = 2 * (lane % 4):
-//   A (16 rows x 16)   a[0], a[1]: rows group and group + 8, columns pair and pair + 1; a[2], a[3]: the same, 8 columns on
-//   B (16 x 8 columns) b0, b1: column group, rows pair and pair + 1, and the same 8 rows on
-//   C (16 x 8, fp32)   c[0], c[1]: row group, columns pair and pair + 1; c[2], c[3]: row group + 8
+//   A (16 x 16)       a[0], a[1]: rows group and group + 8, columns pair and pair + 1; a[2], a[3]: 8 columns further
+//   B (16 x 8)        b0: column group, rows pair and pair + 1; b1: 8 rows further
+//   C (16 x 8, fp32)  c[0], c[1]: row group, columns pair and pair + 1; c[2], c[3]: row group + 8
 // So two neighbouring C, rounded to bf16, are an A.
 #pragma once
 
@@ -18,8 +18,8 @@ __device__ inline uint32_t shared_address(const void *pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
-// 16 bytes from device memory to shared memory, past the first-level cache; zeros where `valid` is false (then nothing is
-// read). Both sides are aligned to 16 bytes.
+// 16 bytes from device memory to shared memory, past the first-level cache; zeros where `valid` is false (`from` may
+// then point anywhere). Both sides are aligned to 16 bytes.
 __device__ inline void copy_async_16(uint32_t to, const void *from, bool valid) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(to), "l"(from), "r"(valid ? 16 : 0) : "memory");
 }

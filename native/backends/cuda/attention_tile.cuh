@@ -1,4 +1,5 @@
-// Tiles of bf16 in shared memory: rows of DIM elements, loaded from and stored to rows of a head, and multiplied by a warp.
+// Tiles of bf16 in shared memory: rows of DIM elements, loaded from and stored to rows of a head, and multiplied by a
+// warp.
 //
 // The 16-byte chunk c of row r lies at chunk c ^ (r % 8) of the row: eight rows of one chunk, which is what one step of
 // ldmatrix reads, then lie in eight different groups of four banks. Tiles begin at multiples of their row's bytes, so
@@ -13,7 +14,8 @@ namespace sg::cuda {
 template <int DIM>
 constexpr int kRowBytes = DIM * 2;
 
-// Starts to load rows [first, first + ROWS) of a head; zeros past its dim and from row `limit` on. By all threads of a block.
+// Starts to load rows [first, first + ROWS) of a head; zeros past its dim and from row `limit` on. By all threads of a
+// block.
 template <int DIM, int ROWS>
 __device__ __forceinline__ void load_tile(unsigned char *tile, const HeadRows<const bf16> &from, int first, int limit) {
   constexpr int chunks = DIM / 8, step = kAttentionThreads / chunks;
@@ -27,7 +29,7 @@ __device__ __forceinline__ void load_tile(unsigned char *tile, const HeadRows<co
     for (int i = 0; i < ROWS / step; ++i, source += step * from.stride) {
       const int row = own + i * step;
       const bool valid = in_row && first + row < limit;
-      copy_async_16(to + row * kRowBytes<DIM> + ((chunk ^ (row & 7)) << 4), valid ? source : from.base, valid);
+      copy_async_16(to + row * kRowBytes<DIM> + ((chunk ^ (row & 7)) << 4), source, valid);
     }
     return;
   }
@@ -60,7 +62,8 @@ __device__ __forceinline__ void put_fragments(unsigned char *tile, const float (
   }
 }
 
-// Columns [0, COLUMNS) of a tile's ROWS rows, by one warp, to columns from `column` on of rows [first, limit) of a head.
+// Columns [0, COLUMNS) of a tile's ROWS rows, by one warp, to columns from `column` on of rows [first, limit) of a
+// head.
 template <int DIM, int ROWS, int COLUMNS>
 __device__ __forceinline__ void store_rows(const unsigned char *tile, const HeadRows<bf16> &to, int first, int limit,
                                            int column) {
@@ -80,8 +83,8 @@ __device__ __forceinline__ void store_rows(const unsigned char *tile, const Head
   }
 }
 
-// Where this lane points when fragments of A are loaded from rows, or of B from columns (transposed): row lane % 16 of the
-// tile, chunk lane / 16.
+// Where this lane points when fragments of A are loaded from rows, or of B from columns (transposed): row lane % 16 of
+// the tile, chunk lane / 16.
 template <int DIM>
 __device__ inline uint32_t lane_by_rows() {
   const int lane = threadIdx.x % 32;
@@ -94,8 +97,8 @@ __device__ inline uint32_t lane_by_columns() {
   return ((lane & 7) + ((lane >> 4) << 3)) * kRowBytes<DIM> + ((((lane >> 3) & 1) ^ (lane & 7)) << 4);
 }
 
-// sums[16 MT, 8 NT] = a[16 MT, DIM] * b[8 NT, DIM]^T. a: address of the tile's row, plus lane_by_rows; b: of the tile, plus
-// lane_by_columns.
+// sums[16 MT, 8 NT] = a[16 MT, DIM] * b[8 NT, DIM]^T. a: address of the tile's row, plus lane_by_rows; b: of the tile,
+// plus lane_by_columns.
 template <int DIM, int MT, int NT>
 __device__ __forceinline__ void multiply_rows(float (&sums)[MT][NT][4], uint32_t a, uint32_t b) {
 #pragma unroll
