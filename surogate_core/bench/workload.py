@@ -24,6 +24,7 @@ from ..data import TokenDataset
 from ..errors import ConfigError
 from ..model import FrozenWeights
 from ..plugins.manager import PluginManager, get_manager
+from ..train.machine import choose_backend
 from ..train.prepare import Prepared, plan_run, prepare
 from ..train.session import TrainSession
 from .presets import architecture
@@ -61,12 +62,10 @@ def from_preset(
     manager = get_manager()
     manager.load(config.plugins)
     manager.load_kernels()
-    reason = manager.backends[config.backend].unavailable()
-    if reason:
-        raise ConfigError(f"backend {config.backend!r} cannot be used here: {reason}")
+    config, _ = choose_backend(config, manager)
     model = random_model(architecture(name), manager.families.values(), weights_dtype, config.seed)
     vocabulary = model.hyperparameters.vocab_size
-    weights = FrozenWeights(model, manager.recipes[config.recipe].compute, config.backend)
+    weights = FrozenWeights(model, manager.recipes[config.recipe].compute, config.backend, config.device)
     tokenizer = SimpleNamespace(pad_token_id=0)
     return plan_run(config, "sft", manager, model, weights, tokenizer, lambda: (_tokens(config, vocabulary, documents), {}))
 
@@ -79,12 +78,7 @@ def best_backend(manager: PluginManager) -> str:
 
 def open_workload(name: str, prepared: Prepared) -> Workload:
     """Allocates what the plan says and fills it, as a run does."""
-    config = prepared.config
-    session = TrainSession(
-        prepared.plan, prepared.model, prepared.weights, prepared.optimizer, prepared.recipe.compute, config.seed,
-        prepared.threads,
-    )
-    return Workload(name, prepared, session)
+    return Workload(name, prepared, TrainSession.of(prepared))
 
 
 def _config(name: str, keys: Mapping[str, Any], overrides: Sequence[str]) -> TrainConfig:

@@ -88,6 +88,8 @@ RENAMED: dict[str, str] = {
     "val_every": "eval_steps",
     "keep_last_n": "save_total_limit",
     "train_seed": "seed",
+    "use_cuda_graphs": "cuda_graphs",
+    "deterministic_mode": "deterministic",
 }
 
 # Groups of other tools: group -> their key -> ours.
@@ -111,6 +113,8 @@ _QUANTISED = Refusal(
     "quantising the base while it is loaded is not supported",
     "Give a .gguf file with quantised weights as `model`; it stays quantised while LoRA trains.",
 )
+
+_HALF = Refusal("there is no fp16 recipe: it overflows without loss scaling", "Use `recipe: bf16` or `fp32`.")
 
 # Words and switches of other tools: key -> written value -> meaning. "true" and "false" match every spelling of them.
 CONVERTED: dict[str, dict[str, Meaning | Refusal | None]] = {
@@ -157,8 +161,21 @@ CONVERTED: dict[str, dict[str, Meaning | Refusal | None]] = {
         "auto": Meaning("recipe", "bf16"),
         "false": Meaning("recipe", "fp32", weak=True),
     },
+    "pure_bf16": {
+        "true": Meaning("recipe", "pure_bf16", remark="masters and optimizer states keep their own dtypes"),
+        "false": NOTHING,
+    },
+    "precision": {
+        "bf16-true": Meaning("recipe", "pure_bf16", remark="masters and optimizer states keep their own dtypes"),
+        "bf16-mixed": Meaning("recipe", "bf16"),
+        "32-true": Meaning("recipe", "fp32"),
+        "16-true": _HALF,
+        "16-mixed": _HALF,
+    },
+    "disable_cuda_graphs": {"true": Meaning("cuda_graphs", "false"), "false": Meaning("cuda_graphs", "true", weak=True)},
+    "full_determinism": {"true": Meaning("deterministic", "true"), "false": NOTHING},
     "fp16": {
-        "true": Refusal("there is no fp16 recipe: it overflows without loss scaling", "Use `recipe: bf16` or `fp32`."),
+        "true": _HALF,
         "false": NOTHING,
     },
     "load_in_4bit": {"true": _QUANTISED, "false": NOTHING},
@@ -198,7 +215,6 @@ DECIDED: dict[str, str] = {
     "gradient_checkpointing": "what is recomputed follows from `memory_budget`",
     "lmhead_chunks": "the loss is always computed in chunks",
     "auto_lmhead_chunks": "the loss is always computed in chunks",
-    "use_cuda_graphs": "there is nothing to set on the cpu backend",
     "flash_attention": "attention never holds a whole score matrix",
     "dataloader_num_workers": "data is prepared without worker processes",
 }

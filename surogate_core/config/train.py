@@ -145,7 +145,20 @@ class EngineKeys(ConfigModel):
     """Precision and machine"""
 
     recipe: str = Field("bf16", description="The precision recipe, by its registered name: `bf16`, `pure_bf16`, `fp32`.")
-    backend: str = Field("cpu", description="The backend that runs the program, by its registered name.")
+    backend: str = Field(
+        "auto",
+        description="The backend that runs the program, by its registered name: `cpu`, `cuda`; `auto`: the first but "
+        "`cpu` that this machine can use, else `cpu`.",
+    )
+    device: int = Field(0, ge=0, description="Which of the backend's devices.")
+    cuda_graphs: bool = Field(
+        True, description="Launch captured CUDA graphs; false: the same kernels one by one, with the same bits."
+    )
+    deterministic: bool = Field(
+        True,
+        description="false: attention's backward may add in any order, which is faster with many documents and differs "
+        "in rounding from run to run.",
+    )
     strategy: str = Field("single", description="The parallelism strategy, by its registered name: `single`.")
     threads: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
         "auto", description="Threads of the CPU backend; `auto`: one for each core the process may use."

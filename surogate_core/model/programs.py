@@ -40,13 +40,14 @@ class TrainPlan:
 def training_program(
     model: LoadedModel, recipe: Recipe, weights: FrozenWeights, bindings: Mapping[str, int], *, max_positions: int,
     adapter: LoraSpec | None, optimizer: Any, memory_budget: int | None, strategy_passes=(), backend: str = "cpu",
-    threads: int | None = None, join_projections: bool = False,
+    device: int = 0, threads: int | None = None, join_projections: bool = False, deterministic: bool = True,
 ) -> TrainPlan:
     """Plans forward, backward and update. ``adapter`` None trains every parameter.
 
     memory_budget: bytes that the program may hold, weights included, when ``backend`` runs it with ``threads``; None for no
     limit. join_projections: products that read the same input become one (for a backend that copies weights anyway, and
-    takes rows that lie apart). Raises TrainingError, before anything is allocated, when not even full recomputation fits it.
+    takes rows that lie apart). deterministic: False lets attention's backward add in any order. Raises TrainingError, before
+    anything is allocated, when not even full recomputation fits it.
     """
     def build(saved_budget: int | None) -> TrainPlan:
         graph = trace(model.dsl(), "loss", max_positions)
@@ -59,6 +60,8 @@ def training_program(
         if join_projections:
             fuse_projections(graph, weights.dtypes(graph))
         fuse(autodiff(graph))
+        if not deterministic:
+            _allow_any_order(graph)
         precision(graph, recipe)
         for rewrite in strategy_passes:
             graph = rewrite(graph)
@@ -67,7 +70,7 @@ def training_program(
             recompute(graph, saved_budget, bindings)
         dead_code(graph)
         program = emit(graph, EmitOptions(bindings, recipe.compute, weights.dtypes(graph), optimizer=optimizer))
-        planned = engine.plan(program.to_bytes(), backend, threads)
+        planned = engine.plan(program.to_bytes(), backend, threads, device)
         resident = sum(planned["arenas"].values()) + planned["workspace"] + sum(planned["external"].values())
         return TrainPlan(graph, program, bindings, (before, saved_bytes(graph, bindings)), resident)
 
@@ -75,6 +78,13 @@ def training_program(
     if memory_budget is None or plan.resident_bytes <= memory_budget:
         return plan
     return _fit(build, plan, memory_budget)
+
+
+def _allow_any_order(graph: Graph) -> None:
+    for region in graph.ordered_regions():
+        for node in region.backward:
+            if "deterministic" in node.attrs:
+                node.attrs["deterministic"] = 0
 
 
 def _fit(build: Callable[[int | None], TrainPlan], plan: TrainPlan, memory_budget: int) -> TrainPlan:
@@ -96,7 +106,6 @@ def _fit(build: Callable[[int | None], TrainPlan], plan: TrainPlan, memory_budge
 
 def _mib(size: int) -> str:
     return f"{size / 2**20:,.1f}"
-
 
 
 def _forward(model: LoadedModel, output: str, max_positions: int, adapter: LoraSpec | None) -> Graph:
@@ -126,7 +135,8 @@ def loss_program(
 
 def evaluation_bytes(
     model: LoadedModel, recipe: Recipe, weights: FrozenWeights, bindings: Mapping[str, int], *, max_positions: int,
-    adapter: LoraSpec | None, backend: str = "cpu", threads: int | None = None, join_projections: bool = False,
+    adapter: LoraSpec | None, backend: str = "cpu", device: int = 0, threads: int | None = None,
+    join_projections: bool = False,
 ) -> int:
     """What `loss_program` takes beside a training session whose weights it reads: its arenas and scratch memory."""
     def dtype(name: str, value: Any) -> str:
@@ -139,7 +149,7 @@ def evaluation_bytes(
 
     graph = _packed(model, recipe, "loss", max_positions, adapter, dtypes if join_projections else None)
     program = emit(graph, EmitOptions(bindings, recipe.compute, dtypes(graph)))
-    planned = engine.plan(program.to_bytes(), backend, threads)
+    planned = engine.plan(program.to_bytes(), backend, threads, device)
     return sum(planned["arenas"].values()) + planned["workspace"]
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from .. import engine
 from ..model.binding import IN_PLACE
+from .machine import describe_machine
 from .prepare import Prepared, checkpoint_bytes
 from .report import mib
 
@@ -14,8 +15,10 @@ from .report import mib
 def describe(prepared: Prepared, verbose: bool = True) -> str:
     """Text; allocates nothing. ``verbose`` adds the layer bodies and the kernel of every op."""
     plan, config = prepared.plan, prepared.config
-    planned = engine.plan(plan.program.to_bytes(), config.backend, prepared.threads)
+    planned = engine.plan(plan.program.to_bytes(), config.backend, prepared.threads, config.device)
+    threads = prepared.threads or engine.default_threads()
     lines = [
+        f"backend    {describe_machine(config, threads, prepared.backend_reason)}",
         f"model      {prepared.model.family.name}: {prepared.model.hyperparameters}",
         f"passes     {' -> '.join(plan.graph.history)}",
         f"program    {len(plan.program.instructions)} instructions; entries "

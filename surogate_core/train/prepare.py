@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from ..model.loaded import open_tokenizer
 from ..passes import LoraSpec
 from ..plugins.manager import PluginManager, get_manager
 from .checkpoint import list_checkpoints
+from .machine import choose_backend
 from .schedule import Schedule
 
 QUARANTINE_FILE = "bad_rows.jsonl"
@@ -28,7 +29,7 @@ HOST_RESERVE = 512 << 20
 
 @dataclass
 class Prepared:
-    """Everything before the first allocation of the engine."""
+    """Everything before the first allocation of the engine. ``config`` names the backend that was chosen."""
 
     config: TrainConfig
     mode: Mode
@@ -48,6 +49,8 @@ class Prepared:
     budget: int | None
     evaluation_bytes: int
     """What evaluating takes beside the training program; part of the budget."""
+    backend_reason: str = ""
+    """Why it is this backend, where ``backend: auto`` left the choice."""
 
 
 def prepare(config: TrainConfig, mode: Mode) -> Prepared:
@@ -55,23 +58,21 @@ def prepare(config: TrainConfig, mode: Mode) -> Prepared:
     manager = get_manager()
     manager.load(config.plugins)
     manager.load_kernels()
-    backend = manager.backends[config.backend]
-    reason = backend.unavailable()
-    if reason:
-        raise ConfigError(f"backend {config.backend!r} cannot be used here: {reason}")
+    config, reason = choose_backend(config, manager)
     model = open_model(config, manager)
     tokenizer = open_tokenizer(config.tokenizer) if config.tokenizer else model.tokenizer()
-    weights = FrozenWeights(model, manager.recipes[config.recipe].compute)
-    return plan_run(
+    weights = FrozenWeights(model, manager.recipes[config.recipe].compute, config.backend, config.device)
+    prepared = plan_run(
         config, mode, manager, model, weights, tokenizer, lambda: load_data(config, mode, tokenizer, manager)
     )
+    return replace(prepared, backend_reason=reason)
 
 
 def plan_run(
     config: TrainConfig, mode: Mode, manager: PluginManager, model: LoadedModel, weights: FrozenWeights, tokenizer: Any,
     read_data: Callable[[], tuple[TokenDataset, dict[str, TokenDataset]]],
 ) -> Prepared:
-    """`prepare` with the model at hand. ``read_data`` is called once the settings are known to be good; of the tokenizer
+    """`prepare` with the backend chosen and the model at hand. ``read_data`` is called once the settings are known to be good; of the tokenizer
     only its pad_token_id is read."""
     recipe = manager.recipes[config.recipe]
     adapter = lora_spec(config, model) if config.lora else None
@@ -86,11 +87,14 @@ def plan_run(
     bindings = {"T": loader.num_tokens, "D": documents + 1}
     budget = _budget(config)
     threads = None if config.threads == "auto" else config.threads
-    machine = {"max_positions": config.sequence_len, "adapter": adapter, "backend": config.backend, "threads": threads}
+    machine = {
+        "max_positions": config.sequence_len, "adapter": adapter, "backend": config.backend, "device": config.device,
+        "threads": threads, "join_projections": config.backend != "cpu",
+    }
     for_evaluation = evaluation_bytes(model, recipe, weights, bindings, **machine) if evaluations else 0
     plan = training_program(
         model, recipe, weights, bindings, optimizer=optimizer, strategy_passes=strategy.passes(config), **machine,
-        memory_budget=None if budget is None else budget - for_evaluation,
+        memory_budget=None if budget is None else budget - for_evaluation, deterministic=config.deterministic,
     )
     total = loader.steps_per_epoch * config.num_epochs
     if config.max_steps is not None:

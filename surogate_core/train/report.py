@@ -10,6 +10,7 @@ from typing import Any
 
 from ..errors import TrainingError
 from ..files import replacing
+from .machine import describe_machine
 from .prepare import Prepared
 from .session import TrainSession
 
@@ -31,8 +32,8 @@ def banner(prepared: Prepared, session: TrainSession, resumed: int) -> str:
     memory = session.session.memory()
     mean = loader.dataset.num_targets / max(1, int(loader.dataset.offsets[-1]))
     lines = [
-        f"surogate {__version__} · {prepared.model.family.name} · recipe {prepared.recipe.name} · backend {config.backend}"
-        f" · {session.session.threads} threads",
+        f"surogate {__version__} · {prepared.model.family.name} · recipe {prepared.recipe.name}",
+        f"backend   {describe_machine(config, session.session.threads, prepared.backend_reason)}",
         f"trained   {trained:,} of {total:,} parameters ({trained / total:.2%})" + _lora_line(prepared),
         f"data      {len(loader.dataset):,} documents, {int(loader.dataset.offsets[-1]):,} tokens, {mean:.0%} carry loss; "
         f"packed {loader.packing_efficiency:.0%} full",

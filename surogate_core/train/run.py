@@ -33,10 +33,7 @@ def run_training(config: TrainConfig, mode: Mode, console: Any) -> RunResult:
     check_disk(prepared)
     folder = Path(config.output_dir)
     found = _checkpoint_to_resume(config, folder)
-    session = TrainSession(
-        prepared.plan, prepared.model, prepared.weights, prepared.optimizer, prepared.recipe.compute, config.seed,
-        prepared.threads,
-    )
+    session = TrainSession.of(prepared)
     trainer = Trainer(prepared, session, Progress(prepared, console))
     if found is not None:
         trainer.resume(found)

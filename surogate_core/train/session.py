@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from ..data.loader import Batch, Step
 from ..engine import Memory, Session
 from ..model import FrozenWeights, LoadedModel, TrainPlan, initial_values
 from ..program.trainable import TrainableLayout
+
+if TYPE_CHECKING:
+    from .prepare import Prepared
 
 
 class TrainSession:
@@ -23,6 +28,13 @@ class TrainSession:
         self.states = ("master", *(f"optimizer.{state}" for state in optimizer.states))
         self._dropout = any(t.name == "dropout_seed" for t in plan.program.tensors)
         self._initialise(weights)
+
+    @classmethod
+    def of(cls, prepared: Prepared) -> TrainSession:
+        """The session of a prepared run."""
+        config = prepared.config
+        return cls(prepared.plan, prepared.model, prepared.weights, prepared.optimizer, prepared.recipe.compute,
+                   config.seed, prepared.threads, config.cuda_graphs)
 
     def _initialise(self, weights: FrozenWeights) -> None:
         declared = dict(self.model.dsl().parameters())

@@ -41,6 +41,8 @@ EXAMPLES = {
     "eval_steps": None,  # needs validation data
     "save_total_limit": "2",
     "seed": "5",
+    "cuda_graphs": "false",
+    "deterministic": "false",
 }
 NESTED_NAMES = {f"{group}.{spelled}": key for group, keys in NESTED.items() for spelled, key in keys.items()}
 

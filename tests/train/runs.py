@@ -77,6 +77,7 @@ def config(root: Path, **changes: Any) -> TrainConfig:
         "model": str(root / "model"), "datasets": str(root / "chat.jsonl"), "output_dir": str(root / "out"),
         "sequence_len": 96, "per_device_train_batch_size": 1, "gradient_accumulation_steps": 2, "num_epochs": 1,
         "lora_rank": 4, "learning_rate": 1e-2, "recipe": "fp32", "threads": 1, "memory_budget": "1GiB", "save_steps": 0,
+        "backend": "cpu",
     }
     return TrainConfig.model_validate({**keys, **changes})
 
@@ -95,9 +96,7 @@ def run(settings: TrainConfig, mode: str = "sft", screen: Console | None = None)
 
 def open_run(settings: TrainConfig, mode: str = "sft") -> tuple[Prepared, TrainSession]:
     prepared = prepare(settings, mode)
-    session = TrainSession(prepared.plan, prepared.model, prepared.weights, prepared.optimizer, prepared.recipe.compute,
-                           settings.seed, prepared.threads)
-    return prepared, session
+    return prepared, TrainSession.of(prepared)
 
 
 def lift_b(session: TrainSession) -> None:
