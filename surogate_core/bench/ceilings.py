@@ -34,14 +34,16 @@ class Ceilings:
     copy: float
 
 
-def measure_ceilings(backend: str, threads: int | None = None, seconds: float | None = None) -> Ceilings:
+def measure_ceilings(
+    backend: str, threads: int | None = None, device: int = 0, seconds: float | None = None
+) -> Ceilings:
     """``seconds``: about how long the product runs; None: 1.5 on a device, 0.3 on the CPU."""
     on_cpu = backend == "cpu"
     seconds = seconds or (0.3 if on_cpu else 1.5)
     size, copied = (1024, 1 << 22) if on_cpu else (8192, 1 << 28)
     product = one_op(
         "linear", [("x", "bf16", (size, size)), ("weight", "bf16", (size, size)), None, None], [("y", "bf16", (size, size))],
-        {"alpha": 1.0, "out_dtype": "bf16"}, backend, threads,
+        {"alpha": 1.0, "out_dtype": "bf16"}, backend, threads, device,
     )
     flops = 2.0 * size**3
     one = _seconds(product, 1)
@@ -54,13 +56,14 @@ def measure_ceilings(backend: str, threads: int | None = None, seconds: float | 
     _seconds(product, runs)
     sustained = _seconds(product, runs) / runs
     move = one_op("scale", [("x", "f32", (copied,))], [("y", "f32", (copied,))], {"factor": 1.0, "out_dtype": "f32"}, backend,
-                  threads)
+                  threads, device)
     times = [_seconds(move, 4) / 4 for _ in range(4)]
     return Ceilings(size, flops / min(rested), flops / sustained, 8.0 * copied / min(times))
 
 
 def one_op(
-    op: str, inputs: list[Operand | None], outputs: list[Operand], attrs: dict, backend: str, threads: int | None = None
+    op: str, inputs: list[Operand | None], outputs: list[Operand], attrs: dict, backend: str, threads: int | None = None,
+    device: int = 0,
 ) -> Session:
     """A session of a program of one instruction, entry "run", its float inputs filled with random normal numbers."""
     program = Program()
@@ -76,7 +79,7 @@ def one_op(
     names = [None if i is None else i[0] for i in inputs]
     program.instructions.append(Instruction(op, tuple(names), tuple(o[0] for o in outputs), tuple(sorted(attrs.items()))))
     program.entries.append(Entry("run", 0, 1))
-    session = Session(program.to_bytes(), backend, threads)
+    session = Session(program.to_bytes(), backend, threads, device)
     numbers = np.random.default_rng(0).standard_normal(1 << 20, np.float32)
     for operand in inputs:
         if operand is not None:

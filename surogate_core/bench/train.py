@@ -7,7 +7,6 @@ import math
 import platform
 import statistics
 import time
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,22 +16,23 @@ import numpy as np
 from .. import __version__, engine
 from ..data.loader import Step
 from ..errors import TrainingError
+from ..train.prepare import Prepared
 from .ceilings import Ceilings, measure_ceilings, wall_seconds
 from .flops import ModelCost
-from .workload import Workload
+from .workload import Workload, open_workload
 
 
-def bench_train(open_: Callable[[], Workload], warmup: int, steps: int, backend: str, device: int = 0) -> dict[str, Any]:
-    """Opens a workload and trains ``warmup`` + ``steps`` steps on it. ``open_`` is called here, so that what it takes of the
-    device can be told from what other processes hold."""
+def bench_train(name: str, prepared: Prepared, warmup: int, steps: int) -> dict[str, Any]:
+    """Opens a run and trains ``warmup`` + ``steps`` steps. The ceilings come first, while all memory is free."""
+    backend, device = prepared.config.backend, prepared.config.device
     before = _device_bytes(backend, device)
+    ceilings = measure_ceilings(backend, prepared.threads, device=device)
     started = time.perf_counter()
-    workload = open_()
+    workload = open_workload(name, prepared)
     opened = time.perf_counter() - started
     course = _train(workload, warmup, steps)
     after = _device_bytes(backend, device)
     parts = _parts(workload)
-    ceilings = measure_ceilings(backend, workload.prepared.threads)
     return {
         "bench": "train",
         "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -166,8 +166,9 @@ def _facts(workload: Workload, backend: str, device: int) -> dict[str, Any]:
     """What the figures hold for: machine, versions, seeds, settings."""
     config, prepared = workload.prepared.config, workload.prepared
     return {
-        "version": __version__, "device": describe_device(backend, device), "versions": versions(backend), "seed": config.seed,
-        "model": workload.name, "method": "full" if workload.full else f"lora r{prepared.adapter.rank}",
+        "version": __version__, "backend": backend, "device": describe_device(backend, device),
+        "versions": versions(backend, device), "seed": config.seed, "model": workload.name,
+        "method": "full" if workload.full else f"lora r{prepared.adapter.rank}",
         "trained_parameters": sum(p.size for p in workload.session.layout.parameters.values()),
         "settings": {
             "sequence_len": config.sequence_len, "batch": config.per_device_train_batch_size,
@@ -188,7 +189,7 @@ def describe_device(backend: str, device: int = 0) -> dict[str, Any]:
     return {"name": names[0] if names else platform.machine(), "num_units": engine.default_threads()}
 
 
-def versions(backend: str) -> dict[str, str]:
+def versions(backend: str, device: int = 0) -> dict[str, str]:
     """Of everything that a figure may depend on."""
     found = {"python": platform.python_version(), "numpy": np.__version__}
     if backend == "cuda":
@@ -196,5 +197,5 @@ def versions(backend: str) -> dict[str, str]:
 
         found |= {"driver": cuda.kernel_module() or "unknown", **cuda.library_versions()}
     if backend != "cpu":
-        found["backend"] = engine.device_info(backend)["versions"]
+        found["backend"] = engine.device_info(backend, device)["versions"]
     return found

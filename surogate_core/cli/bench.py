@@ -32,7 +32,7 @@ StateType = Annotated[str | None, typer.Option("--optimizer-state-dtype", help="
 MasterType = Annotated[str | None, typer.Option("--master-dtype", help="fp32 or bf16.")]
 WeightType = Annotated[str, typer.Option("--weights", help="Presets: what the weights are stored in (bf16, q8_0, q4_k ...).")]
 Documents = Annotated[int, typer.Option("--documents", min=1, help="Presets: documents packed into a sequence.")]
-BackendName = Annotated[str | None, typer.Option("--backend", help="Presets: default the GPU where there is one.")]
+BackendName = Annotated[str | None, typer.Option("--backend", help="cpu, cuda; by default the GPU where there is one.")]
 
 
 @bench.callback()
@@ -61,14 +61,13 @@ def train(
 ) -> None:
     """Train some steps, and print one JSON object: tokens/s, share of the GEMM peak, memory, idle time."""
     from ..bench.train import bench_train
-    from ..bench.workload import open_workload
 
     prepared = plan(
         model, overrides or [], weights, documents,
         keys(full, lora_rank, sequence_len, batch, accumulation, recipe, memory_budget, optimizer_state_dtype, master_dtype,
              backend),
     )
-    result = bench_train(lambda: open_workload(model, prepared), warmup, steps, prepared.config.backend)
+    result = bench_train(model, prepared, warmup, steps)
     typer.echo(json.dumps(result, indent=2))
 
 
@@ -90,11 +89,10 @@ def keys(
 def plan(model: str, overrides: list[str], weights: str, documents: int, given: dict[str, Any]) -> Prepared:
     """The run that is measured: of a preset, or of a configuration file, where the options change its keys."""
     from ..bench.presets import PRESETS
-    from ..bench.workload import best_backend, from_config, from_preset
-    from ..plugins.manager import get_manager
+    from ..bench.workload import from_config, from_preset
 
     if model in PRESETS:
-        defaults = {"sequence_len": 2048, "backend": best_backend(get_manager()), "save_steps": 0, "lora_rank": 16}
+        defaults = {"sequence_len": 2048, "lora_rank": 16}
         return from_preset(model, defaults | given, overrides, weights, documents)
     path = Path(model)
     if path.suffix not in (".yaml", ".yml"):

@@ -43,8 +43,8 @@ def profile(
         keys(full, lora_rank, sequence_len, batch, accumulation, recipe, memory_budget, optimizer_state_dtype, master_dtype,
              backend),
     )
+    ceilings = measure_ceilings(prepared.config.backend, prepared.threads, prepared.config.device)
     workload = open_workload(model, prepared)
-    ceilings = measure_ceilings(prepared.config.backend, prepared.threads)
     rows = profile_step(workload, ceilings, shapes)
     if as_json:
         total = sum(row.seconds for entry in rows.values() for row in entry)

@@ -31,7 +31,7 @@ LOW_CEILINGS = ceilings.Ceilings(1024, 1e12, 8e11, 1e10)
 def known_ceilings(monkeypatch):
     """Measured once, in a test of its own."""
     for module in ("bench.train", "bench.ceilings"):
-        monkeypatch.setattr(f"surogate_core.{module}.measure_ceilings", lambda *_: LOW_CEILINGS)
+        monkeypatch.setattr(f"surogate_core.{module}.measure_ceilings", lambda *_, **__: LOW_CEILINGS)
 
 
 def shown(*words: str):
