@@ -45,7 +45,7 @@ class Attention(Module):
         q, k = self._rotate(q), self._rotate(k)
         out, _ = self.context.op(
             "attention", q, k, v, self.context.doc_starts, scale=self.softmax_scale, causal=1, window=self.window,
-            softcap=self.softcap, label="attention",
+            softcap=self.softcap, max_length=self.context.max_positions, label="attention",
         )
         return self.o(out.reshape("T", self.num_heads * self.head_dim))
 
