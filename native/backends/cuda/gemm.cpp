@@ -1,9 +1,11 @@
 #include "gemm.h"
 
 #include <optional>
+#include <utility>
 
 #include "cublaslt.h"
 #include "gemm_kernels.h"
+#include "gemm_narrow.h"
 #include "gemm_tuning.h"
 #include "kernel.cuh"
 
@@ -18,6 +20,10 @@ GemmProblem with_strides(GemmProblem p) {
   if (p.ldc == 0) p.ldc = p.n;
   if (p.ldd == 0) p.ldd = p.n;
   return p;
+}
+
+bool is_aligned(const void *data, int64_t alignment) {
+  return reinterpret_cast<uintptr_t>(data) % static_cast<uintptr_t>(alignment) == 0;
 }
 
 class TiledGemm final : public Gemm {
@@ -37,6 +43,28 @@ class TiledGemm final : public Gemm {
   const GemmProblem problem_;
 };
 
+class NarrowGemm final : public Gemm {
+ public:
+  NarrowGemm(const GemmProblem &problem, std::string tuning) : problem_(problem), tuning_(std::move(tuning)) {}
+
+  int32_t run(const sg_call *call, float alpha, const void *a, const void *b, const void *c, void *d, const void *,
+              void *workspace, float beta) const override {
+    if (!problem_.add_c) c = d;
+    if (is_aligned(a, 16) && is_aligned(b, 16) && is_aligned(c, 16) && is_aligned(d, 16)) {
+      narrow_gemm(problem_, alpha, a, b, beta, c, d, workspace, stream(call));
+    } else {
+      tiled_gemm(problem_, alpha, a, b, beta, c, d, nullptr, stream(call));
+    }
+    return launched(call);
+  }
+
+  std::string tuning() const override { return tuning_; }
+
+ private:
+  const GemmProblem problem_;
+  const std::string tuning_;
+};
+
 class LibraryGemm final : public Gemm {
  public:
   LibraryGemm(const CublasLt &library, const GemmProblem &problem)
@@ -44,17 +72,17 @@ class LibraryGemm final : public Gemm {
 
   cublasStatus_t status() const { return descriptors_.status(); }
 
-  // False where the library has no algorithm.
-  bool choose(const char *tuning) {
-    algorithm_ = choose_algorithm(library_, problem_, descriptors_, tuning);
-    return algorithm_.has_value();
+  std::optional<Choice> choose(const char *tuning) {
+    const std::optional<Choice> choice = cuda::choose(library_, problem_, descriptors_, tuning);
+    if (choice.has_value() && choice->algorithm.has_value()) algorithm_ = *choice->algorithm;
+    return choice;
   }
 
   int32_t run(const sg_call *call, float alpha, const void *a, const void *b, const void *c, void *d, const void *bias,
               void *workspace, float beta) const override {
     if (!problem_.add_c) c = d, beta = 0.0f;
     if (!problem_.has_bias) bias = nullptr;
-    const cublasLtMatmulAlgo_t *algorithm = &*algorithm_;
+    const cublasLtMatmulAlgo_t *algorithm = &algorithm_;
     if (!starts_aligned(a, b, c, d, bias)) {
       algorithm = algorithm_for_any_start();
       if (algorithm == nullptr) {
@@ -69,18 +97,15 @@ class LibraryGemm final : public Gemm {
                 problem_key(problem_).c_str());
   }
 
-  std::string tuning() const override { return tuning_text(library_, problem_, *algorithm_); }
+  std::string tuning() const override { return tuning_text(library_, problem_, {algorithm_}); }
 
  private:
   // Whether operands start as the algorithm was told: at multiples of what their rows are multiples of.
   bool starts_aligned(const void *a, const void *b, const void *c, const void *d, const void *bias) const {
-    const auto aligned = [](const void *data, int64_t alignment) {
-      return reinterpret_cast<uintptr_t>(data) % static_cast<uintptr_t>(alignment) == 0;
-    };
     const GemmProblem &p = problem_;
-    return aligned(a, row_alignment(p.ab_dtype, p.lda)) && aligned(b, row_alignment(p.ab_dtype, p.ldb)) &&
-           aligned(c, row_alignment(p.d_dtype, p.add_c ? p.ldc : p.ldd)) &&
-           aligned(d, row_alignment(p.d_dtype, p.ldd)) && aligned(bias, 16);
+    return is_aligned(a, row_alignment(p.ab_dtype, p.lda)) && is_aligned(b, row_alignment(p.ab_dtype, p.ldb)) &&
+           is_aligned(c, row_alignment(p.d_dtype, p.add_c ? p.ldc : p.ldd)) &&
+           is_aligned(d, row_alignment(p.d_dtype, p.ldd)) && is_aligned(bias, 16);
   }
 
   // Operands that start anywhere get the library's first choice for that; null where it has none.
@@ -95,7 +120,7 @@ class LibraryGemm final : public Gemm {
   const CublasLt &library_;
   const GemmProblem problem_;
   const ProductDescriptors descriptors_;
-  std::optional<cublasLtMatmulAlgo_t> algorithm_;
+  cublasLtMatmulAlgo_t algorithm_{};
   mutable std::optional<cublasLtMatmulAlgo_t> any_start_;  // an instruction runs on one thread
   mutable bool looked_for_any_start_ = false;
 };
@@ -112,6 +137,7 @@ size_t gemm_workspace_bytes(const GemmProblem &problem) { return is_for_library(
 std::unique_ptr<Gemm> Gemm::plan(const GemmProblem &given, const char *tuning, std::string *error, GemmKernel kernel) {
   const GemmProblem problem = with_strides(given);
   if (kernel == GemmKernel::tiled) return std::make_unique<TiledGemm>(problem);
+  if (kernel == GemmKernel::narrow) return std::make_unique<NarrowGemm>(problem, std::string());
   const CublasLt *library = cublaslt(error);
   if (library == nullptr) return nullptr;
   if (is_for_library(problem)) {
@@ -121,7 +147,10 @@ std::unique_ptr<Gemm> Gemm::plan(const GemmProblem &given, const char *tuning, s
                library->status_string(gemm->status());
       return nullptr;
     }
-    if (gemm->choose(tuning)) return gemm;
+    if (const std::optional<Choice> choice = gemm->choose(tuning)) {
+      if (choice->algorithm.has_value()) return gemm;
+      return std::make_unique<NarrowGemm>(problem, tuning_text(*library, problem, *choice));
+    }
   }
   return std::make_unique<TiledGemm>(problem);
 }

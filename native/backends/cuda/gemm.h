@@ -34,8 +34,9 @@ struct GemmProblem {
 
 // How a product is computed.
 enum class GemmKernel {
-  library,  // cuBLASLt; where it has no algorithm for a problem, `tiled`
-  tiled     // a kernel of our own that takes every problem, far from the device's peak
+  library,  // cuBLASLt, or `narrow` where that is faster; where neither takes the problem, `tiled`
+  narrow,   // of our own, for bf16 and one side of 16 to 64
+  tiled     // of our own, for every problem, far from the device's peak
 };
 
 // Workspace that `run` of this problem's Gemm needs; 256-byte aligned.

@@ -1,7 +1,8 @@
-// The candidates are the library's own short list. All of them run on the same random operands, in turn, so that a
-// device that clocks down meets them alike; before each one the cache is flushed, as a layer's weights never are in it
-// when their turn comes, and so the host's part of a launch is hidden too. Of those within a hundredth of the best
-// median the first in the library's order is taken: then most processes choose the same.
+// The candidates are the library's own short list and, for narrow products, our own kernel. All of them run on the same
+// random operands, in turn, so that a device that clocks down meets them alike; before each one the cache is flushed,
+// as a layer's weights never are in it when their turn comes, and so the host's part of a launch is hidden too. Of
+// those within a hundredth of the best median the first in the library's order is taken: then most processes choose the
+// same.
 //
 // Determinism. For one version, one kind of device and one queue the library's documentation promises the same bits in
 // every run; sums that are split along k are added in a separate step, in order, from fp32 parts in the workspace
@@ -19,6 +20,7 @@
 #include <vector>
 
 #include "gemm_kernels.h"
+#include "gemm_narrow.h"
 #include "kernel.cuh"
 
 namespace sg::cuda {
@@ -31,10 +33,15 @@ constexpr size_t kMostTimingBytes = size_t{6} << 30;  // a larger product takes 
 constexpr float kTimingMilliseconds = 8.0f;           // about, for one problem
 constexpr int kMostRounds = 7;
 constexpr float kSameSpeed = 1.01f;
+constexpr const char *kNarrow = "narrow";  // a tuning text's word for narrow_gemm
 
 // Products with one narrow side, as LoRA's: they are bound by memory, and the library's first guess is often not the
 // best.
 bool is_narrow(const GemmProblem &p) { return std::min({p.m, p.n, p.k}) <= 256; }
+
+bool can_run_narrow(const GemmProblem &p) {
+  return narrow_supports(p) && narrow_workspace_bytes(p) <= kLibraryWorkspace;
+}
 
 struct Preference {
   const CublasLt &library;
@@ -131,8 +138,8 @@ size_t padded(size_t bytes) { return (bytes + 255) / 256 * 256; }
 // Operands of one problem in memory of its own, a queue and events.
 class Bench {
  public:
-  Bench(const CublasLt &library, const GemmProblem &problem, const ProductDescriptors &descriptors)
-      : library_(library), problem_(problem), descriptors_(descriptors) {}
+  Bench(const GemmProblem &problem, const ProductDescriptors &descriptors)
+      : problem_(problem), descriptors_(descriptors) {}
 
   ~Bench() {
     for (cudaEvent_t event : events_) cudaEventDestroy(event);
@@ -146,67 +153,67 @@ class Bench {
   // False where the memory for it is not there.
   bool open(size_t num_candidates) {
     const GemmProblem &p = problem_;
-    const auto count = [](int64_t rows, int64_t stride) { return static_cast<size_t>(rows * stride); };
-    const size_t a_count = count(p.transpose_a ? p.k : p.m, p.lda), b_count = count(p.transpose_b ? p.n : p.k, p.ldb);
-    const size_t c_count = p.add_c ? count(p.m, p.ldc) : 0, d_count = count(p.m, p.ldd);
-    const size_t bias_count = p.has_bias ? static_cast<size_t>(p.n) : 0;
-    const auto ab_bytes = static_cast<size_t>(element_bytes(p.ab_dtype));
-    const auto d_bytes = static_cast<size_t>(element_bytes(p.d_dtype));
-    const std::array<size_t, 7> bytes = {a_count * ab_bytes,
-                                         b_count * ab_bytes,
-                                         std::max(c_count, d_count) * d_bytes,
-                                         bias_count * d_bytes,
-                                         kLibraryWorkspace,
-                                         kFlushBytes,
-                                         0};
-    std::array<size_t, 7> starts{};
+    const int64_t a_count = (p.transpose_a ? p.k : p.m) * p.lda, b_count = (p.transpose_b ? p.n : p.k) * p.ldb;
+    const int64_t d_count = p.m * std::max(p.ldd, p.add_c ? p.ldc : 0), bias_count = p.has_bias ? p.n : 0;
+    const auto bytes = [](int64_t elements, int32_t dtype) {
+      return static_cast<size_t>(elements * element_bytes(dtype));
+    };
+    const struct {
+      void **start;
+      size_t size;
+    } parts[] = {{&a_, bytes(a_count, p.ab_dtype)}, {&b_, bytes(b_count, p.ab_dtype)},
+                 {&d_, bytes(d_count, p.d_dtype)},  {&bias_, bytes(bias_count, p.d_dtype)},
+                 {&workspace_, kLibraryWorkspace},  {&flush_, kFlushBytes}};
     size_t total = 0;
-    for (size_t i = 0; i < bytes.size(); ++i) {
-      starts[i] = total;
-      total += padded(bytes[i]);
-    }
+    for (const auto &part : parts) total += padded(part.size);
     if (total > kMostTimingBytes || cudaMalloc(&memory_, total) != cudaSuccess) return false;
+    char *next = static_cast<char *>(memory_);
+    for (const auto &part : parts) {
+      *part.start = next;
+      next += padded(part.size);
+    }
     if (cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking) != cudaSuccess) return false;
     for (size_t i = 0; i < 2 * num_candidates; ++i) {
       cudaEvent_t event = nullptr;
       if (cudaEventCreate(&event) != cudaSuccess) return false;
       events_.push_back(event);
     }
-    char *base = static_cast<char *>(memory_);
-    a_ = base + starts[0], b_ = base + starts[1], d_ = base + starts[2];
-    bias_ = base + starts[3], workspace_ = base + starts[4], flush_ = base + starts[5];
-    fill_random(a_, p.ab_dtype, static_cast<int64_t>(a_count), 1, stream_);
-    fill_random(b_, p.ab_dtype, static_cast<int64_t>(b_count), 2, stream_);
-    fill_random(d_, p.d_dtype, static_cast<int64_t>(std::max(c_count, d_count)), 3, stream_);
-    fill_random(bias_, p.d_dtype, static_cast<int64_t>(bias_count), 4, stream_);
+    fill_random(a_, p.ab_dtype, a_count, 1, stream_);
+    fill_random(b_, p.ab_dtype, b_count, 2, stream_);
+    fill_random(d_, p.d_dtype, d_count, 3, stream_);
+    fill_random(bias_, p.d_dtype, bias_count, 4, stream_);
     return cudaStreamSynchronize(stream_) == cudaSuccess;
   }
 
-  bool run(const Algorithm &algorithm) {
-    return descriptors_.multiply(algorithm, 1.0f, a_, b_, problem_.add_c ? 1.0f : 0.0f, d_, d_, bias_, workspace_,
-                                 stream_) == CUBLAS_STATUS_SUCCESS;
+  bool run(const Choice &choice) {
+    const float beta = problem_.add_c ? 1.0f : 0.0f;
+    if (!choice.algorithm.has_value()) {
+      narrow_gemm(problem_, 1.0f, a_, b_, beta, d_, d_, workspace_, stream_);
+      return cudaGetLastError() == cudaSuccess;
+    }
+    return descriptors_.multiply(*choice.algorithm, 1.0f, a_, b_, beta, d_, d_, bias_, workspace_, stream_) ==
+           CUBLAS_STATUS_SUCCESS;
   }
 
   bool finish() { return cudaStreamSynchronize(stream_) == cudaSuccess; }
 
   // Milliseconds of each candidate, run once one after the other; empty when something failed.
-  std::vector<float> round(const std::vector<Algorithm> &algorithms) {
-    for (size_t i = 0; i < algorithms.size(); ++i) {
+  std::vector<float> round(const std::vector<Choice> &choices) {
+    for (size_t i = 0; i < choices.size(); ++i) {
       cudaMemsetAsync(flush_, static_cast<int>(i), kFlushBytes, stream_);
       cudaEventRecord(events_[2 * i], stream_);
-      if (!run(algorithms[i])) return {};
+      if (!run(choices[i])) return {};
       cudaEventRecord(events_[2 * i + 1], stream_);
     }
     if (!finish()) return {};
-    std::vector<float> times(algorithms.size());
-    for (size_t i = 0; i < algorithms.size(); ++i) {
+    std::vector<float> times(choices.size());
+    for (size_t i = 0; i < choices.size(); ++i) {
       if (cudaEventElapsedTime(&times[i], events_[2 * i], events_[2 * i + 1]) != cudaSuccess) return {};
     }
     return times;
   }
 
  private:
-  const CublasLt &library_;
   const GemmProblem &problem_;
   const ProductDescriptors &descriptors_;
   void *memory_ = nullptr, *a_ = nullptr, *b_ = nullptr, *d_ = nullptr, *bias_ = nullptr, *workspace_ = nullptr,
@@ -221,40 +228,39 @@ float median(std::vector<float> values) {
 }
 
 // Leaves those candidates that are at most `slack` times as slow as the best, in their order; at least one.
-void keep_fast(std::vector<Algorithm> *algorithms, const std::vector<float> &times, float slack) {
+void keep_fast(std::vector<Choice> *choices, const std::vector<float> &times, float slack) {
   const float best = *std::min_element(times.begin(), times.end());
-  std::vector<Algorithm> kept;
+  std::vector<Choice> kept;
   for (size_t i = 0; i < times.size(); ++i) {
-    if (times[i] <= slack * best) kept.push_back((*algorithms)[i]);
+    if (times[i] <= slack * best) kept.push_back((*choices)[i]);
   }
-  *algorithms = kept;
+  *choices = kept;
 }
 
-Algorithm fastest(const CublasLt &library, const GemmProblem &problem, const ProductDescriptors &descriptors,
-                  std::vector<Algorithm> algorithms) {
-  const Algorithm first = algorithms.front();
-  if (algorithms.size() == 1) return first;
-  Bench bench(library, problem, descriptors);
-  if (!bench.open(algorithms.size())) return first;
-  std::erase_if(algorithms, [&](const Algorithm &a) { return !bench.run(a); });  // loads the kernels as well
-  if (algorithms.empty() || !bench.finish()) return first;
-  const std::vector<float> estimates = bench.round(algorithms);
+Choice fastest(const GemmProblem &problem, const ProductDescriptors &descriptors, std::vector<Choice> choices) {
+  const Choice first = choices.front();
+  if (choices.size() == 1) return first;
+  Bench bench(problem, descriptors);
+  if (!bench.open(choices.size())) return first;
+  std::erase_if(choices, [&](const Choice &choice) { return !bench.run(choice); });  // loads the kernels as well
+  if (choices.empty() || !bench.finish()) return first;
+  const std::vector<float> estimates = bench.round(choices);
   if (estimates.empty()) return first;
-  keep_fast(&algorithms, estimates, 1.25f);
+  keep_fast(&choices, estimates, 1.25f);
   const float round_milliseconds =
-      static_cast<float>(algorithms.size()) * (*std::min_element(estimates.begin(), estimates.end()) + 0.05f);
+      static_cast<float>(choices.size()) * (*std::min_element(estimates.begin(), estimates.end()) + 0.05f);
   const int rounds = std::clamp(static_cast<int>(kTimingMilliseconds / round_milliseconds), 2, kMostRounds);
-  std::vector<std::vector<float>> samples(algorithms.size());
-  for (int r = 0; r < rounds && algorithms.size() > 1; ++r) {
-    const std::vector<float> times = bench.round(algorithms);
+  std::vector<std::vector<float>> samples(choices.size());
+  for (int r = 0; r < rounds && choices.size() > 1; ++r) {
+    const std::vector<float> times = bench.round(choices);
     if (times.empty()) return first;
     for (size_t i = 0; i < times.size(); ++i) samples[i].push_back(times[i]);
   }
-  if (algorithms.size() == 1) return algorithms.front();
+  if (choices.size() == 1) return choices.front();
   std::vector<float> medians;
   for (const std::vector<float> &times : samples) medians.push_back(median(times));
-  keep_fast(&algorithms, medians, kSameSpeed);
-  return algorithms.front();
+  keep_fast(&choices, medians, kSameSpeed);
+  return choices.front();
 }
 
 // What makes a choice valid: the library's version, the device and the problem.
@@ -264,12 +270,13 @@ std::string tuning_prefix(const CublasLt &library, const std::string &key) {
   return text + key + " ";
 }
 
-std::optional<Algorithm> read_tuning(const CublasLt &library, const GemmProblem &problem,
-                                     const ProductDescriptors &descriptors, const char *text) {
+std::optional<Choice> read_tuning(const CublasLt &library, const GemmProblem &problem,
+                                  const ProductDescriptors &descriptors, const char *text) {
   if (text == nullptr) return std::nullopt;
   const std::string prefix = tuning_prefix(library, problem_key(problem));
   if (std::strncmp(text, prefix.c_str(), prefix.size()) != 0) return std::nullopt;
   const char *hex = text + prefix.size();
+  if (std::strcmp(hex, kNarrow) == 0) return can_run_narrow(problem) ? std::optional(Choice{}) : std::nullopt;
   if (std::strlen(hex) != 2 * sizeof(Algorithm)) return std::nullopt;
   std::array<unsigned char, sizeof(Algorithm)> bytes{};
   for (size_t i = 0; i < bytes.size(); ++i) {
@@ -279,11 +286,11 @@ std::optional<Algorithm> read_tuning(const CublasLt &library, const GemmProblem 
   }
   Algorithm algorithm;
   std::memcpy(&algorithm, bytes.data(), sizeof(algorithm));
-  return can_run(library, descriptors, algorithm) ? std::optional<Algorithm>(algorithm) : std::nullopt;
+  return can_run(library, descriptors, algorithm) ? std::optional(Choice{algorithm}) : std::nullopt;
 }
 
 std::mutex choices_lock;
-std::map<std::string, Algorithm> choices;  // of this process, by key
+std::map<std::string, Choice> choices;  // of this process, by key
 
 }  // namespace
 
@@ -309,28 +316,35 @@ std::optional<Algorithm> first_algorithm(const CublasLt &library, const GemmProb
   return found.empty() ? std::nullopt : std::optional<Algorithm>(found.front());
 }
 
-std::optional<Algorithm> choose_algorithm(const CublasLt &library, const GemmProblem &problem,
-                                          const ProductDescriptors &descriptors, const char *tuning) {
+std::optional<Choice> choose(const CublasLt &library, const GemmProblem &problem, const ProductDescriptors &descriptors,
+                             const char *tuning) {
   const std::string key = problem_key(problem);
   const std::lock_guard<std::mutex> hold(choices_lock);
   if (const auto told = read_tuning(library, problem, descriptors, tuning)) {
     choices.emplace(key, *told);
     return told;
   }
-  const auto known = choices.find(key);
-  if (known != choices.end() && can_run(library, descriptors, known->second)) return known->second;
-  std::vector<Algorithm> found = candidates(library, problem, descriptors, 16, is_narrow(problem) ? 24 : 8);
+  if (const auto known = choices.find(key); known != choices.end()) {
+    const Choice &choice = known->second;
+    const auto &algorithm = choice.algorithm;
+    if (algorithm.has_value() ? can_run(library, descriptors, *algorithm) : can_run_narrow(problem)) return choice;
+  }
+  std::vector<Algorithm> listed = candidates(library, problem, descriptors, 16, is_narrow(problem) ? 24 : 8);
+  add_splits(library, problem, descriptors, &listed);
+  std::vector<Choice> found;
+  if (can_run_narrow(problem)) found.push_back({});
+  for (const Algorithm &algorithm : listed) found.push_back({algorithm});
   if (found.empty()) return std::nullopt;
-  add_splits(library, problem, descriptors, &found);
-  const Algorithm chosen = fastest(library, problem, descriptors, found);
+  const Choice chosen = fastest(problem, descriptors, found);
   choices.emplace(key, chosen);
   return chosen;
 }
 
-std::string tuning_text(const CublasLt &library, const GemmProblem &problem, const Algorithm &algorithm) {
+std::string tuning_text(const CublasLt &library, const GemmProblem &problem, const Choice &choice) {
   std::string text = tuning_prefix(library, problem_key(problem));
+  if (!choice.algorithm.has_value()) return text + kNarrow;
   std::array<unsigned char, sizeof(Algorithm)> bytes{};
-  std::memcpy(bytes.data(), &algorithm, sizeof(algorithm));
+  std::memcpy(bytes.data(), &*choice.algorithm, sizeof(Algorithm));
   for (const unsigned char byte : bytes) {
     char digits[3];
     std::snprintf(digits, sizeof(digits), "%02x", byte);

@@ -20,11 +20,16 @@ std::string problem_key(const GemmProblem &problem);
 std::optional<cublasLtMatmulAlgo_t> first_algorithm(const CublasLt &library, const GemmProblem &problem,
                                                     const ProductDescriptors &descriptors, int64_t alignment);
 
-// The algorithm of `tuning` (may be null) if this library, device and problem made that text, else the one that was
-// measured to be the fastest; nothing where the library has none.
-std::optional<cublasLtMatmulAlgo_t> choose_algorithm(const CublasLt &library, const GemmProblem &problem,
-                                                     const ProductDescriptors &descriptors, const char *tuning);
+// What runs a product: an algorithm of the library, or, without one, narrow_gemm.
+struct Choice {
+  std::optional<cublasLtMatmulAlgo_t> algorithm;
+};
 
-std::string tuning_text(const CublasLt &library, const GemmProblem &problem, const cublasLtMatmulAlgo_t &algorithm);
+// The choice of `tuning` (may be null) if this library, device and problem made that text, else what was measured to be
+// the fastest; nothing where nothing runs it.
+std::optional<Choice> choose(const CublasLt &library, const GemmProblem &problem, const ProductDescriptors &descriptors,
+                             const char *tuning);
+
+std::string tuning_text(const CublasLt &library, const GemmProblem &problem, const Choice &choice);
 
 }  // namespace sg::cuda

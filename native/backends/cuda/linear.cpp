@@ -14,6 +14,7 @@
 #include "convert_rows.h"
 #include "dequantize.h"
 #include "gemm.h"
+#include "gemm_narrow.h"
 #include "kernel.cuh"
 
 namespace sg::cuda {
@@ -110,10 +111,13 @@ const void *in_dtype(const sg_tensor *t, int32_t dtype, char **workspace, cudaSt
   return to;
 }
 
-template <LinearOp op, int32_t score>
+template <LinearOp op, GemmKernel kernel>
 int32_t supports(const sg_call *call) {
   LinearCall l;
-  return read_linear<op>(call, &l) ? score : 0;
+  if (!read_linear<op>(call, &l)) return 0;
+  if (kernel == GemmKernel::tiled) return 10;
+  if (kernel == GemmKernel::library) return 20;  // runs `narrow` itself where that is faster
+  return narrow_supports(l.problem) && narrow_workspace_bytes(l.problem) <= gemm_workspace_bytes(l.problem) ? 15 : 0;
 }
 
 template <LinearOp op>
@@ -164,28 +168,36 @@ int32_t tuning(const sg_call *call, char *text, size_t text_size) {
 }
 
 template <LinearOp op, GemmKernel kernel>
-constexpr sg_kernel describe(const char *op_name) {
-  constexpr bool through_library = kernel == GemmKernel::library;
-  constexpr int32_t in_place = op == LinearOp::forward ? 3 : op == LinearOp::input_grad ? 2 : -1;
-  sg_kernel k = describe_kernel(op_name, through_library ? "cublaslt" : "tiled", in_place, supports < op,
-                                through_library ? 20 : 10 >, workspace<op>, run<op>);
+constexpr sg_kernel describe() {
+  constexpr const char *op_names[] = {"linear", "linear_input_grad", "linear_weight_grad"};
+  constexpr const char *kernel_names[] = {"cublaslt", "narrow", "tiled"};
+  constexpr int32_t in_place[] = {3, 2, -1};
+  constexpr auto which = static_cast<size_t>(op);
+  sg_kernel k = describe_kernel(op_names[which], kernel_names[static_cast<size_t>(kernel)], in_place[which],
+                                supports<op, kernel>, workspace<op>, run<op>);
   k.prepare = prepare<op, kernel>;
   k.release = release;
-  if (through_library) k.tuning = tuning;
+  if (kernel == GemmKernel::library) k.tuning = tuning;
   return k;
 }
 
-constexpr sg_kernel linear = describe<LinearOp::forward, GemmKernel::library>("linear");
-constexpr sg_kernel linear_tiled = describe<LinearOp::forward, GemmKernel::tiled>("linear");
-constexpr sg_kernel input_grad = describe<LinearOp::input_grad, GemmKernel::library>("linear_input_grad");
-constexpr sg_kernel input_grad_tiled = describe<LinearOp::input_grad, GemmKernel::tiled>("linear_input_grad");
-constexpr sg_kernel weight_grad = describe<LinearOp::weight_grad, GemmKernel::library>("linear_weight_grad");
-constexpr sg_kernel weight_grad_tiled = describe<LinearOp::weight_grad, GemmKernel::tiled>("linear_weight_grad");
+constexpr sg_kernel linear = describe<LinearOp::forward, GemmKernel::library>();
+constexpr sg_kernel linear_narrow = describe<LinearOp::forward, GemmKernel::narrow>();
+constexpr sg_kernel linear_tiled = describe<LinearOp::forward, GemmKernel::tiled>();
+constexpr sg_kernel input_grad = describe<LinearOp::input_grad, GemmKernel::library>();
+constexpr sg_kernel input_grad_narrow = describe<LinearOp::input_grad, GemmKernel::narrow>();
+constexpr sg_kernel input_grad_tiled = describe<LinearOp::input_grad, GemmKernel::tiled>();
+constexpr sg_kernel weight_grad = describe<LinearOp::weight_grad, GemmKernel::library>();
+constexpr sg_kernel weight_grad_narrow = describe<LinearOp::weight_grad, GemmKernel::narrow>();
+constexpr sg_kernel weight_grad_tiled = describe<LinearOp::weight_grad, GemmKernel::tiled>();
 SG_REGISTER_KERNEL(linear);
+SG_REGISTER_KERNEL(linear_narrow);
 SG_REGISTER_KERNEL(linear_tiled);
 SG_REGISTER_KERNEL(input_grad);
+SG_REGISTER_KERNEL(input_grad_narrow);
 SG_REGISTER_KERNEL(input_grad_tiled);
 SG_REGISTER_KERNEL(weight_grad);
+SG_REGISTER_KERNEL(weight_grad_narrow);
 SG_REGISTER_KERNEL(weight_grad_tiled);
 
 }  // namespace
