@@ -8,8 +8,8 @@ region's carried values.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
 
@@ -196,6 +196,21 @@ class Graph:
             prefix = "" if layer is None else f"layers.{layer}."
             for name, value in region.joined.items():
                 yield prefix + name, value, layer, tuple(prefix + part.name for part in value.parts)
+
+    def divide(self, name: str, layers: Collection[int], new_name: str) -> Region:
+        """Gives ``layers``, of region ``name``, a region of their own: the same values and parameters (which stand for one
+        tensor a layer), and nodes that are copies, in the same order."""
+        region = self.regions[name]
+
+        def copies(nodes: list[Node]) -> list[Node]:
+            return [Node(n.op, n.inputs, n.outputs, dict(n.attrs)) for n in nodes]
+
+        self.regions[new_name] = replace(
+            region, name=new_name, forward=copies(region.forward), backward=copies(region.backward),
+            params=dict(region.params), joined=dict(region.joined), states=dict(region.states),
+        )
+        self.layers = tuple(new_name if i in layers else old for i, old in enumerate(self.layers))
+        return self.regions[new_name]
 
     def record(self, name: str) -> Graph:
         self.history.append(name)

@@ -67,7 +67,7 @@ def training_program(
             graph = rewrite(graph)
         before = saved_bytes(graph, bindings)
         if saved_budget is not None:
-            recompute(graph, saved_budget, bindings)
+            recompute(graph, saved_budget, bindings, backend)
         dead_code(graph)
         program = emit(graph, EmitOptions(bindings, recipe.compute, weights.dtypes(graph), optimizer=optimizer))
         planned = engine.plan(program.to_bytes(), backend, threads, device)

@@ -1,15 +1,18 @@
-"""recompute: trades time for memory, layer body by layer body, until the saved activations fit a budget in bytes.
+"""recompute: trades time for memory, until the saved activations fit a budget in bytes.
 
 Every saved activation is either kept from the forward pass or computed again at the start of the layer's backward pass by
-clones of the nodes that made it. Clones run the same kernels on the same bits, so results do not change by a bit. The
-choice is greedy: at each step, the value whose recomputation frees the most bytes for each estimated microsecond.
+clones of the nodes that made it. Clones run the same kernels on the same bits, so results do not change by a bit.
+
+All ways to drop some of a layer's large activations are priced in bytes freed and in estimated time. Layers go from one way
+to the next along the convex hull of these, the cheapest bytes first; the last step is taken by only as many layers as it
+needs, the earliest ones: when the memory is fullest, at the end of the forward pass, the last layers' turn has come.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from .. import ops
 from ..ir.builder import PLACEMENTS, SLICE, VIEW
@@ -19,9 +22,21 @@ from ..ops.record import TensorType
 from ..weights.formats import byte_count
 from .dead_code import writes_storage
 
-# The ratio of the two decides, not their size: about what a core or a device sustains per microsecond.
-FLOPS_PER_MICROSECOND = 300e3
-BYTES_PER_MICROSECOND = 20e3
+CANDIDATES = 10
+"""The most activations of a layer, the largest ones, of which all combinations are priced."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What is sustained, about, and what a call costs before it does anything. Only the ratios decide."""
+
+    flops_per_microsecond: float
+    bytes_per_microsecond: float
+    microseconds_per_call: float
+
+
+MACHINES = {"cpu": Machine(300e3, 20e3, 0.0), "cuda": Machine(650e6, 3.5e6, 2.0)}
+"""A processor's core, and a Hopper GPU. Other backends are priced as a core."""
 
 
 def value_bytes(value: Value, bindings: Mapping[str, int]) -> int:
@@ -29,19 +44,14 @@ def value_bytes(value: Value, bindings: Mapping[str, int]) -> int:
     return byte_count(value.dtype, [bindings[dim] if isinstance(dim, str) else dim for dim in value.shape])
 
 
-@dataclass
 class _Body:
-    """One layer body, with what the choice needs to know about it."""
+    """One layer body, with what the choice needs to know about it. ``chosen`` are nodes that are computed again."""
 
-    region: Region
-    layers: int
-    maker: dict[Value, Node]
-    chosen: set[Node] = field(default_factory=set)
-
-    @classmethod
-    def of(cls, graph: Graph, region: Region) -> _Body:
-        maker = {v: n for n in region.forward for v in n.outputs if v is not None}
-        return cls(region, graph.layers.count(region.name), maker)
+    def __init__(self, graph: Graph, region: Region, bindings: Mapping[str, int], machine: Machine) -> None:
+        self.region, self.bindings = region, bindings
+        self.layers = [i for i, name in enumerate(graph.layers) if name == region.name]
+        self.maker = {v: n for n in region.forward for v in n.outputs if v is not None}
+        self.cost = {n: _microseconds(n, bindings, machine) for n in region.forward if n.op not in PLACEMENTS}
 
     def root(self, value: Value) -> Value:
         """The value whose storage a chain of views shares."""
@@ -57,7 +67,7 @@ class _Body:
         return node in chosen
 
     def kept(self, chosen: set[Node]) -> set[Value]:
-        """Forward values that must stay in memory when the nodes in ``chosen`` are computed again."""
+        """Forward values that must stay in memory."""
         forward = set(self.maker) | set(self.region.carry_in)
         pending = [v for n in self.region.backward for v in n.inputs if v in forward]
         kept: set[Value] = set()
@@ -73,60 +83,109 @@ class _Body:
                 kept.add(value)
         return kept
 
-    def saved(self, chosen: set[Node], bindings: Mapping[str, int]) -> int:
-        """Bytes of those values in all layers of this body."""
-        return self.layers * sum(value_bytes(v, bindings) for v in self.kept(chosen))
+    def saved(self, chosen: set[Node]) -> int:
+        """Bytes of those values in one layer."""
+        return sum(value_bytes(v, self.bindings) for v in self.kept(chosen))
+
+    def nodes_for(self, dropped: Iterable[Value], kept: set[Value]) -> set[Node]:
+        """What makes ``dropped`` again from ``kept`` and from what enters the layer."""
+        chosen: set[Node] = set()
+        pending = list(dropped)
+        while pending:
+            node = self.maker.get(self.root(pending.pop()))
+            if node is not None and node.op == SLICE:
+                pending.append(node.inputs[0])
+            elif node is not None and node not in chosen and not writes_storage(node):
+                chosen.add(node)
+                pending += [v for v in node.inputs if v is not None and self.root(v) not in kept]
+        return chosen
 
 
-def recompute(graph: Graph, saved_budget: int, bindings: Mapping[str, int]) -> Graph:
+@dataclass(frozen=True)
+class _Way:
+    """One way to run a layer: what it keeps, in bytes, and what it computes again, in microseconds."""
+
+    bytes: int
+    cost: float
+    chosen: frozenset[Node]
+
+
+def recompute(graph: Graph, saved_budget: int, bindings: Mapping[str, int], backend: str = "cpu") -> Graph:
     """Recomputes until what all layers save takes at most ``saved_budget`` bytes, or nothing more can be freed."""
-    bodies = [_Body.of(graph, region) for region in graph.layer_regions()]
-    while sum(b.saved(b.chosen, bindings) for b in bodies) > saved_budget:
-        best = max(
-            ((_gain(body, extra, bindings), i, extra)
-             for i, body in enumerate(bodies) for extra in _candidates(body)),
-            key=lambda entry: entry[0], default=(0.0, 0, None),
-        )
-        if best[0] <= 0:
-            break
-        bodies[best[1]].chosen |= best[2]
-    count = sum(_clone(graph, body) for body in bodies)
+    machine = MACHINES.get(backend, MACHINES["cpu"])
+    bodies = [_Body(graph, region, bindings, machine) for region in graph.layer_regions()]
+    count = 0
+    for body, parts in zip(bodies, _choose(bodies, saved_budget)):
+        for way, layers in parts[1:]:
+            name = f"{body.region.name}.{len(layers)}"
+            copy = graph.divide(body.region.name, set(layers), name)
+            twin = dict(zip(body.region.forward, copy.forward))
+            count += _clone(graph, _Body(graph, copy, bindings, machine), {twin[n] for n in way.chosen})
+        count += _clone(graph, body, set(parts[0][0].chosen))
     return check(graph.record(f"recompute({count} nodes)"))
 
 
 def saved_bytes(graph: Graph, bindings: Mapping[str, int]) -> int:
     """Bytes that all layers keep from the forward for the backward pass."""
-    return sum(_Body.of(graph, region).saved(set(), bindings) for region in graph.layer_regions())
+    bodies = [_Body(graph, region, bindings, MACHINES["cpu"]) for region in graph.layer_regions()]
+    return sum(len(body.layers) * body.saved(set()) for body in bodies)
 
 
-def _candidates(body: _Body) -> Iterable[set[Node]]:
-    """For each kept value, the nodes that make it again from the other kept values. In the order in which values were made:
-    a set's own order follows addresses, and of equal gains the first is taken."""
-    kept = body.kept(body.chosen)
-    for value in sorted(kept, key=lambda v: v.id):
-        extra: set[Node] = set()
-        pending = [value]
-        while pending:
-            node = body.maker.get(body.root(pending.pop()))
-            if node is not None and node.op == SLICE:
-                pending.append(node.inputs[0])
-                continue
-            if node is None or node in extra or node in body.chosen or writes_storage(node):
-                continue
-            extra.add(node)
-            pending += [v for v in node.inputs if v is not None and body.root(v) not in kept]
-        if extra:
-            yield extra
+def _choose(bodies: Sequence[_Body], budget: int) -> list[list[tuple[_Way, list[int]]]]:
+    """For each body, its ways and the layers that go each; the first of them is of the region as it is."""
+    hulls = [_hull(_ways(body)) for body in bodies]
+    parts = [[(hull[0], body.layers)] for hull, body in zip(hulls, bodies)]
+    total = sum(len(body.layers) * hull[0].bytes for hull, body in zip(hulls, bodies))
+    steps = []
+    for i, hull in enumerate(hulls):
+        rate = math.inf
+        for a, b in zip(hull, hull[1:]):
+            rate = min(rate, _rate(a, b))  # along a hull rates fall; rounding must not swap two steps
+            steps.append((rate, i, a, b))
+    for _, i, a, b in sorted(steps, key=lambda step: -step[0]):
+        if total <= budget:
+            break
+        layers = bodies[i].layers
+        needed = min(-(-(total - budget) // (a.bytes - b.bytes)), len(layers))
+        total -= needed * (a.bytes - b.bytes)
+        parts[i] = [(b, layers)] if needed == len(layers) else [(a, layers[needed:]), (b, layers[:needed])]
+    return parts
 
 
-def _gain(body: _Body, extra: set[Node], bindings: Mapping[str, int]) -> float:
+def _ways(body: _Body) -> list[_Way]:
+    """Every way to drop some of the largest activations, and the one that drops all. In the order in which values were
+    made: a set's own order follows addresses."""
+    kept = body.kept(set())
+    made = sorted((v for v in kept if v in body.maker), key=lambda v: v.id)
+    largest = sorted(made, key=lambda v: -value_bytes(v, body.bindings))[:CANDIDATES]
+    ways: dict[frozenset[Node], _Way] = {}
+    for dropped in (*_subsets([v for v in made if v in largest]), made):
+        chosen = frozenset(body.nodes_for(dropped, kept - set(dropped)))
+        if chosen not in ways:
+            cost = math.fsum(body.cost[n] for n in chosen)  # of a set: exact, so in any order
+            ways[chosen] = _Way(body.saved(set(chosen)), cost, chosen)
+    return list(ways.values())
+
+
+def _subsets(values: Sequence[Value]) -> Iterable[list[Value]]:
+    for bits in range(1 << len(values)):
+        yield [v for i, v in enumerate(values) if bits >> i & 1]
+
+
+def _hull(ways: Sequence[_Way]) -> list[_Way]:
+    """From nothing computed again to the fewest bytes, each time along the steepest way down."""
+    hull = [ways[0]]
+    while lower := [way for way in ways if way.bytes < hull[-1].bytes]:
+        hull.append(max(lower, key=lambda way: (_rate(hull[-1], way), -way.bytes)))
+    return hull
+
+
+def _rate(a: _Way, b: _Way) -> float:
     """Bytes freed for each microsecond of extra work."""
-    freed = body.saved(body.chosen, bindings) - body.saved(body.chosen | extra, bindings)
-    cost = body.layers * math.fsum(_microseconds(n, bindings) for n in extra)  # of a set: exact, so in any order
-    return freed / (cost + 1e-3)
+    return (a.bytes - b.bytes) / (max(b.cost - a.cost, 0.0) + 1e-3)
 
 
-def _microseconds(node: Node, bindings: Mapping[str, int]) -> float:
+def _microseconds(node: Node, bindings: Mapping[str, int], machine: Machine) -> float:
     traffic = sum(
         value_bytes(v, bindings) for v in (*node.inputs, *node.outputs) if v is not None and v.kind == ACTIVATION
     )
@@ -138,20 +197,21 @@ def _microseconds(node: Node, bindings: Mapping[str, int]) -> float:
             for v in node.inputs
         ]
         flops = rule(bound, node.attrs)
-    return traffic / BYTES_PER_MICROSECOND + flops / FLOPS_PER_MICROSECOND
+    return (traffic / machine.bytes_per_microsecond + flops / machine.flops_per_microsecond
+            + machine.microseconds_per_call)
 
 
-def _clone(graph: Graph, body: _Body) -> int:
+def _clone(graph: Graph, body: _Body, chosen: set[Node]) -> int:
     """Puts clones of the chosen nodes that the backward list needs before it, and makes it read them."""
     region = body.region
-    if not body.chosen:
+    if not chosen:
         return 0
-    kept = body.kept(body.chosen)
+    kept = body.kept(chosen)
     needed: set[Value] = {v for n in region.backward for v in n.inputs if v is not None}
     clones: list[Node] = []
     for node in reversed(region.forward):
         makes_kept = any(body.root(v) in kept for v in node.outputs if v is not None)
-        again = node in body.chosen or (node.op in PLACEMENTS and not makes_kept)
+        again = node in chosen or (node.op in PLACEMENTS and not makes_kept)
         if again and any(v in needed for v in node.outputs):
             clones.append(node)
             needed |= {v for v in node.inputs if v is not None}

@@ -98,6 +98,44 @@ def test_recompute_shrinks_the_activation_arena():
         assert whole - smaller > 0.8 * (saved - less)
 
 
+@pytest.mark.parametrize("share", [0.95, 0.7, 0.45, 0.25])
+def test_recompute_stops_as_soon_as_the_budget_is_met(share):
+    """Layers of one kind part where only some of them have to give something up."""
+    loaded = models.model(num_hidden_layers=8)
+    expected = loss_and_gradients(gradient_graph(loaded, fuse), loaded)
+    graph = gradient_graph(loaded, fuse)
+    whole = saved_bytes(graph, BINDINGS)
+    budget = int(share * whole)
+    recompute(graph, budget, BINDINGS)
+    largest_step = whole // 8  # of one layer
+    assert budget - largest_step < saved_bytes(graph, BINDINGS) <= budget
+    assert len(graph.layers) == 8 and list(graph.layers) == sorted(graph.layers, key=graph.layers.index)
+    assert_same_bits(expected, loss_and_gradients(dead_code(graph), loaded))
+
+
+def test_recompute_parts_the_layers_at_most_once():
+    graph = gradient_graph(models.model(num_hidden_layers=8), fuse)
+    recompute(graph, int(0.6 * saved_bytes(graph, BINDINGS)), BINDINGS)
+    assert len(graph.layer_regions()) == 2
+    assert graph.layers[0] != graph.layers[-1] == "block"  # the last layers keep more
+
+
+def test_what_a_step_of_recompute_costs_depends_on_the_machine():
+    """Bytes are dear to a core, whose products are slow; the choice is never worse at the prices that it was made for."""
+    from surogate_core.passes.recompute import MACHINES, _Body, _hull, _ways
+
+    graph = gradient_graph(models.model(hidden_size=256, intermediate_size=1024), fuse)
+    bindings = {"T": 4096, "D": 4}
+    chosen = {}
+    for backend, machine in MACHINES.items():
+        body = _Body(graph, graph.layer_regions()[0], bindings, machine)
+        hull = _hull(_ways(body))
+        assert [way.bytes for way in hull] == sorted((way.bytes for way in hull), reverse=True)
+        assert all(a.cost <= b.cost for a, b in zip(hull, hull[1:]))
+        chosen[backend] = [way.chosen for way in hull]
+    assert chosen["cpu"] != chosen["cuda"]
+
+
 def test_recompute_repeats_dropout_with_the_same_mask():
     loaded = models.model()
 

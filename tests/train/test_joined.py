@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from functools import partial
 
 import numpy as np
 import pytest
@@ -22,9 +21,10 @@ COURSE = ("loss", "grad_norm", "eval_loss")
 
 @pytest.fixture
 def joining(monkeypatch):
-    """Plans every run with joined projections from here on."""
-    monkeypatch.setattr(preparing, "training_program", partial(training_program, join_projections=True))
-    monkeypatch.setattr(preparing, "evaluation_bytes", partial(evaluation_bytes, join_projections=True))
+    """Plans every run with joined projections from here on, as if the backend were a device's."""
+    for plan in (training_program, evaluation_bytes):
+        monkeypatch.setattr(preparing, plan.__name__, lambda *values, plan=plan, **names: plan(
+            *values, **{**names, "join_projections": True}))
 
 
 @pytest.mark.parametrize("settings", [
