@@ -13,6 +13,7 @@ from surogate_core.passes import RECIPES, LoraSpec
 from surogate_core.train import prepare as preparing
 from surogate_core.train.explain import describe
 from surogate_core.train.session import TrainSession
+from surogate_core.weights.quants import quantize
 
 from . import runs
 
@@ -72,9 +73,20 @@ def test_a_checkpoint_of_either_kind_goes_on_as_the_other(root, request):
         assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-3)
 
 
-def logits(root, adapter: LoraSpec | None = None, join: bool = False) -> np.ndarray:
+class Quantised(FrozenWeights):
+    """The layers' matrices in blocks of 32 bytes, as a GGUF file has them."""
+
+    def dtype(self, name, shape):
+        return "q8_0" if len(shape) > 1 and name.startswith("layers.") and "lora" not in name else super().dtype(name, shape)
+
+    def array(self, name, shape):
+        dtype = self.dtype(name, shape)
+        return quantize(self.stored(name, shape).to_f32(), dtype) if dtype == "q8_0" else super().array(name, shape)
+
+
+def logits(root, adapter: LoraSpec | None = None, join: bool = False, kind: type = FrozenWeights) -> np.ndarray:
     model = open_installed(root / "model")
-    weights = FrozenWeights(model, "f32")
+    weights = kind(model, "f32")
     if adapter is not None:
         generator = np.random.default_rng(3)
         for name, parameter in model.dsl().parameters():
@@ -98,6 +110,12 @@ def logits(root, adapter: LoraSpec | None = None, join: bool = False) -> np.ndar
 def test_frozen_weights_are_joined_as_they_are_stored(root, dtype, adapter):
     runs.write_model(root / "model", dtype)
     np.testing.assert_allclose(logits(root, adapter, True), logits(root, adapter), rtol=1e-4, atol=1e-4)
+
+
+def test_quantised_weights_are_joined_row_by_row(root):
+    apart, joined = (logits(root, None, join, Quantised) for join in (False, True))
+    np.testing.assert_allclose(joined, apart, rtol=1e-4, atol=1e-4)
+    assert np.abs(joined - logits(root)).max() > 1e-3
 
 
 def test_what_a_session_holds_apart_is_not_joined_behind_its_back(root):
