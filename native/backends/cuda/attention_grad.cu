@@ -23,22 +23,26 @@ struct BackwardOperands {
   const float *lse, *delta;
 };
 
-// Tiles of the kernel for dk and dv. Heads of 256 sum their dims in two passes, each by a block of its own: both sums
-// of 16 keys would not fit the registers.
-template <int DIM>
+// Tiles of the kernel for dk and dv. Both sums take many registers: heads of 128 spread 32 keys over a team of two
+// warps, each of which has half of the dims, looks at half of the queries, and hands their weights to the other; heads
+// of 256 sum their dims in two passes, each by a block of its own.
+template <int DIM, int STAGES>
 struct KeyGradTile {
-  static constexpr int kRowTiles = DIM <= 64 ? 2 : 1;
-  static constexpr int kWarpRows = 16 * kRowTiles;
-  static constexpr int kKeys = kWarpRows * kAttentionThreads / 32;
-  static constexpr int kQueries = DIM == 128 ? 64 : 32;
-  static constexpr int kQueryTiles = kQueries / 8;
+  static constexpr int kRowTiles = DIM <= 128 ? 2 : 1;
+  static constexpr int kTeam = DIM == 128 ? 2 : 1;  // warps that share keys
   static constexpr int kPasses = DIM <= 128 ? 1 : 2;
-  static constexpr int kDims = DIM / kPasses;
-  static constexpr int kStages = DIM <= 128 ? 2 : 1;
+  static constexpr int kWarpRows = 16 * kRowTiles;
+  static constexpr int kTeams = kAttentionThreads / 32 / kTeam;
+  static constexpr int kKeys = kWarpRows * kTeams;
+  static constexpr int kQueries = DIM == 128 ? 64 : 32;
+  static constexpr int kOwnQueries = kQueries / kTeam;
+  static constexpr int kDims = DIM / kPasses / kTeam;  // that a warp sums
+  static constexpr int kStages = STAGES;
   static constexpr int kQueryBytes = kQueries * kRowBytes<DIM>;
   static constexpr int kKeyBytes = kKeys * kRowBytes<DIM>;
-  static constexpr size_t kBytes = 2 * kKeyBytes + kStages * 2 * (kQueryBytes + kQueries * sizeof(float)) +
-                                   kKeys * sizeof(TokenRange);
+  static constexpr int kSharedBytes = kTeam > 1 ? kWarpRows * kRowBytes<kQueries> : 0;  // weights, of a team
+  static constexpr size_t kBytes = 2 * kKeyBytes + STAGES * 2 * (kQueryBytes + kQueries * sizeof(float)) +
+                                   kTeams * kSharedBytes + kKeys * sizeof(TokenRange);
 };
 
 // Tiles of the kernel for dq.
@@ -122,10 +126,9 @@ __device__ __forceinline__ void row_factors(float (&factor)[MT][2], const TokenR
 }
 
 // Starts to load queries, their do, lse and delta, of one head.
-template <int DIM>
+template <int DIM, class Tile>
 __device__ __forceinline__ void load_queries(unsigned char *tiles, float *columns, const BackwardOperands &operands,
                                              const AttentionShape &shape, int head, int first) {
-  using Tile = KeyGradTile<DIM>;
   load_tile<DIM, Tile::kQueries>(tiles, operands.q.head(head), first, shape.tokens);
   load_tile<DIM, Tile::kQueries>(tiles + Tile::kQueryBytes, operands.grad.head(head), first, shape.tokens);
   const int which = static_cast<int>(threadIdx.x) / Tile::kQueries, at = first + threadIdx.x % Tile::kQueries;
@@ -136,24 +139,62 @@ __device__ __forceinline__ void load_queries(unsigned char *tiles, float *column
   }
 }
 
-// What a warp sums while it walks over the queries: dk and dv of its rows, dims of one pass.
-template <int DIM, bool CAPPED>
+// What a warp sums while it walks over the queries: dk and dv of its team's keys, its own dims.
+template <int DIM, class Tile, bool CAPPED>
 struct KeyGradWarp {
-  using Tile = KeyGradTile<DIM>;
   float dk[Tile::kRowTiles][Tile::kDims / 8][4], dv[Tile::kRowTiles][Tile::kDims / 8][4];
+  int team, member;
+  unsigned char *shared_weights;  // [keys, queries] of the team, in bf16
+  const TokenRange *ranges;       // of its keys
+  Bounds bounds;
 
-  // keys: address of the warp's keys, values behind them; queries: of a stage; dims: offset of the pass's dims.
-  __device__ __forceinline__ void add_queries(uint32_t keys, uint32_t queries, const float *columns, uint32_t dims,
-                                              const AttentionShape &shape, const TokenRange *ranges,
-                                              const Bounds &bounds, int first) {
-    float weights[Tile::kRowTiles][Tile::kQueryTiles][4], grads[Tile::kRowTiles][Tile::kQueryTiles][4];
-    multiply_rows<DIM>(weights, keys, queries + lane_by_columns<DIM>());
-    multiply_rows<DIM>(grads, keys + Tile::kKeyBytes, queries + Tile::kQueryBytes + lane_by_columns<DIM>());
+  using Packed = uint32_t[Tile::kRowTiles][Tile::kOwnQueries / 16][4];
+
+  __device__ __forceinline__ int first_dim(int pass) const { return (pass * Tile::kTeam + member) * Tile::kDims; }
+
+  __device__ __forceinline__ void sync_team() const {
+    static_assert(Tile::kTeam == 1 || Tile::kTeams == 2);
+    if (team == 0) {
+      sync_warps<1, 32 * Tile::kTeam>();
+    } else {
+      sync_warps<2, 32 * Tile::kTeam>();
+    }
+  }
+
+  // sums += weights * rows, of all queries of the tile at `rows`: this warp's, then those of the rest of its team.
+  __device__ __forceinline__ void add(float (&sums)[Tile::kRowTiles][Tile::kDims / 8][4], Packed &weights,
+                                      uint32_t rows, bool first) {
+    constexpr int own_bytes = Tile::kOwnQueries * kRowBytes<DIM>, chunks = Tile::kOwnQueries / 8;
+    if constexpr (Tile::kTeam > 1) {
+      if (!first) sync_team();  // the others have read the last ones
+      put_packed<Tile::kQueries>(shared_weights, weights, member * chunks);
+    }
+    multiply_packed<DIM>(sums, weights, rows + member * own_bytes);
+    if constexpr (Tile::kTeam > 1) {
+      sync_team();
 #pragma unroll
-    for (int nt = 0; nt < Tile::kQueryTiles; ++nt) {
+      for (int i = 1; i < Tile::kTeam; ++i) {
+        const int other = (member + i) % Tile::kTeam;
+        get_packed<Tile::kQueries>(weights, shared_address(shared_weights) + lane_by_rows<Tile::kQueries>(),
+                                   other * chunks);
+        multiply_packed<DIM>(sums, weights, rows + other * own_bytes);
+      }
+    }
+  }
+
+  // keys: address of the team's keys, values behind them; queries: of a stage, their do behind them.
+  __device__ __forceinline__ void add_queries(uint32_t keys, uint32_t queries, const float *columns, int pass,
+                                              const AttentionShape &shape, int first) {
+    const int own = member * Tile::kOwnQueries;
+    const uint32_t own_queries = queries + own * kRowBytes<DIM> + lane_by_columns<DIM>();
+    float weights[Tile::kRowTiles][Tile::kOwnQueries / 8][4], grads[Tile::kRowTiles][Tile::kOwnQueries / 8][4];
+    multiply_rows<DIM>(weights, keys, own_queries);
+    multiply_rows<DIM>(grads, keys + Tile::kKeyBytes, own_queries + Tile::kQueryBytes);
+#pragma unroll
+    for (int nt = 0; nt < Tile::kOwnQueries / 8; ++nt) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const int column = nt * 8 + threadIdx.x % 4 * 2 + i;
+        const int column = own + nt * 8 + threadIdx.x % 4 * 2 + i;
         const float lse = columns[column], delta = columns[Tile::kQueries + column];
 #pragma unroll
         for (int mt = 0; mt < Tile::kRowTiles; ++mt) {
@@ -162,40 +203,42 @@ struct KeyGradWarp {
         }
       }
     }
-    if (!bounds.cover(first, Tile::kQueries)) hide(weights, grads, ranges, first);
-    uint32_t packed[Tile::kRowTiles][Tile::kQueryTiles / 2][4];
+    if (!bounds.cover(first + own, Tile::kOwnQueries)) hide(weights, grads, ranges, first + own);
+    Packed packed;
+    const uint32_t rows = queries + lane_by_rows<DIM>() + first_dim(pass) * 2;
     pack_fragments(packed, weights);
-    multiply_packed<DIM>(dv, packed, queries + Tile::kQueryBytes + lane_by_rows<DIM>() + dims);
+    add(dv, packed, rows + Tile::kQueryBytes, true);
     pack_fragments(packed, grads);
-    multiply_packed<DIM>(dk, packed, queries + lane_by_rows<DIM>() + dims);
+    add(dk, packed, rows, false);
   }
 
-  // own: the warp's rows of the tile of keys, which no other warp reads; those of values are as far behind as the tile.
+  // own: the team's rows of the tile of keys, which nobody reads any more; those of values are as far behind as the
+  // tile.
   __device__ __forceinline__ void store(unsigned char *own, const BackwardOperands &operands,
-                                        const AttentionShape &shape, const TokenRange *ranges, int kv_head, int first,
-                                        int pass) const {
+                                        const AttentionShape &shape, int kv_head, int first, int pass) const {
+    const int dim = first_dim(pass);
+    unsigned char *const keys = own + dim * 2, *const values = keys + Tile::kKeyBytes;
     float factor[Tile::kRowTiles][2];
     row_factors(factor, ranges, shape.scale);
-    put_fragments<DIM>(own, dk, factor);
+    put_fragments<DIM>(keys, dk, factor);
     row_factors(factor, ranges, 1.0f);
-    put_fragments<DIM>(own + Tile::kKeyBytes, dv, factor);
+    put_fragments<DIM>(values, dv, factor);
     __syncwarp();
-    store_rows<DIM, Tile::kWarpRows, Tile::kDims>(own, operands.dk.head(kv_head), first, shape.tokens,
-                                                  pass * Tile::kDims);
-    store_rows<DIM, Tile::kWarpRows, Tile::kDims>(own + Tile::kKeyBytes, operands.dv.head(kv_head), first,
-                                                  shape.tokens, pass * Tile::kDims);
+    store_rows<DIM, Tile::kWarpRows, Tile::kDims>(keys, operands.dk.head(kv_head), first, shape.tokens, dim);
+    store_rows<DIM, Tile::kWarpRows, Tile::kDims>(values, operands.dv.head(kv_head), first, shape.tokens, dim);
   }
 };
 
-template <int DIM, bool CAPPED>
+template <int DIM, int STAGES, bool CAPPED>
 __global__ void __launch_bounds__(kAttentionThreads, 2)
     attention_key_grad(const AttentionShape shape, const BackwardOperands operands) {
-  using Tile = KeyGradTile<DIM>;
+  using Tile = KeyGradTile<DIM, STAGES>;
   extern __shared__ __align__(1024) unsigned char shared[];
   unsigned char *const k_tile = shared, *const v_tile = k_tile + Tile::kKeyBytes;
   unsigned char *const q_tiles = v_tile + Tile::kKeyBytes;  // a stage: queries, then their do
-  float *const columns = reinterpret_cast<float *>(q_tiles + Tile::kStages * 2 * Tile::kQueryBytes);  // lse, then delta
-  TokenRange *const ranges = reinterpret_cast<TokenRange *>(columns + Tile::kStages * 2 * Tile::kQueries);
+  unsigned char *const weights = q_tiles + STAGES * 2 * Tile::kQueryBytes;
+  float *const columns = reinterpret_cast<float *>(weights + Tile::kTeams * Tile::kSharedBytes);  // lse, then delta
+  TokenRange *const ranges = reinterpret_cast<TokenRange *>(columns + STAGES * 2 * Tile::kQueries);
 
   const int pass = blockIdx.x % Tile::kPasses, kv_head = blockIdx.x / Tile::kPasses % shape.kv_heads;
   const int first = static_cast<int>(blockIdx.x / Tile::kPasses / shape.kv_heads) * Tile::kKeys;
@@ -205,18 +248,21 @@ __global__ void __launch_bounds__(kAttentionThreads, 2)
     ranges[i] = queries_of(shape, min(first + i, shape.tokens - 1));
   }
   __syncthreads();
-  const int warp_row = static_cast<int>(threadIdx.x) / 32 * Tile::kWarpRows;
   const Bounds block = bounds_of(ranges, Tile::kKeys);
-  const Bounds warp = bounds_of(ranges + warp_row, Tile::kWarpRows);
-  const int last_head = (kv_head + 1) * shape.group - 1;
-
-  const uint32_t keys = shared_address(k_tile) + warp_row * kRowBytes<DIM> + lane_by_rows<DIM>();
-  KeyGradWarp<DIM, CAPPED> state;
+  KeyGradWarp<DIM, Tile, CAPPED> state;
   clear(state.dk);
   clear(state.dv);
+  state.team = static_cast<int>(threadIdx.x) / 32 / Tile::kTeam;
+  state.member = static_cast<int>(threadIdx.x) / 32 % Tile::kTeam;
+  state.shared_weights = weights + state.team * Tile::kSharedBytes;
+  const int team_row = state.team * Tile::kWarpRows, last_head = (kv_head + 1) * shape.group - 1;
+  state.ranges = ranges + team_row;
+  state.bounds = bounds_of(state.ranges, Tile::kWarpRows);
+
+  const uint32_t keys = shared_address(k_tile) + team_row * kRowBytes<DIM> + lane_by_rows<DIM>();
   int head = kv_head * shape.group, query = block.begin, stage = 0;
   bool more = block.begin < block.end;
-  if (more) load_queries<DIM>(q_tiles, columns, operands, shape, head, query);
+  if (more) load_queries<DIM, Tile>(q_tiles, columns, operands, shape, head, query);
   while (more) {
     const int now = query;
     query += Tile::kQueries;
@@ -227,25 +273,24 @@ __global__ void __launch_bounds__(kAttentionThreads, 2)
     more = head <= last_head;
     wait_copies();
     __syncthreads();
-    const int other = Tile::kStages == 2 ? stage ^ 1 : 0;
-    if (Tile::kStages == 2 && more) {
-      load_queries<DIM>(q_tiles + other * 2 * Tile::kQueryBytes, columns + other * 2 * Tile::kQueries, operands, shape,
-                        head, query);
+    const int other = STAGES == 2 ? stage ^ 1 : 0;
+    if (STAGES == 2 && more) {
+      load_queries<DIM, Tile>(q_tiles + other * 2 * Tile::kQueryBytes, columns + other * 2 * Tile::kQueries, operands,
+                              shape, head, query);
     }
-    if (warp.touch(now, Tile::kQueries)) {
+    if (state.bounds.touch(now, Tile::kQueries)) {
       state.add_queries(keys, shared_address(q_tiles) + stage * 2 * Tile::kQueryBytes,
-                        columns + stage * 2 * Tile::kQueries, pass * Tile::kDims * 2, shape, ranges + warp_row, warp,
-                        now);
+                        columns + stage * 2 * Tile::kQueries, pass, shape, now);
     }
-    if (Tile::kStages == 1) {
+    if (STAGES == 1) {
       __syncthreads();
-      if (more) load_queries<DIM>(q_tiles, columns, operands, shape, head, query);
+      if (more) load_queries<DIM, Tile>(q_tiles, columns, operands, shape, head, query);
     }
     stage = other;
   }
   wait_copies();
-  __syncthreads();  // where no query sees a key, the keys may arrive only now
-  state.store(k_tile + warp_row * kRowBytes<DIM>, operands, shape, ranges + warp_row, kv_head, first + warp_row, pass);
+  __syncthreads();  // the keys were used; where no query sees one, they may arrive only now
+  state.store(k_tile + team_row * kRowBytes<DIM>, operands, shape, kv_head, first + team_row, pass);
 }
 
 // Starts to load keys and their values, of one head.
@@ -352,15 +397,23 @@ __global__ void __launch_bounds__(kAttentionThreads, QueryGradTile<DIM>::kBlocks
   store_rows<DIM, Tile::kWarpRows, DIM>(own, operands.dq.head(head), first + warp_row, shape.tokens, 0);
 }
 
+template <int DIM, int STAGES, bool CAPPED>
+void start_key_grad(const sg_call *call, const AttentionShape &shape, const BackwardOperands &operands) {
+  using Tile = KeyGradTile<DIM, STAGES>;
+  launch(attention_key_grad<DIM, STAGES, CAPPED>, ceil_div(shape.tokens, Tile::kKeys) * shape.kv_heads * Tile::kPasses,
+         kAttentionThreads, Tile::kBytes, stream(call), shape, operands);
+}
+
 template <int DIM, bool CAPPED>
 void start_backward(const sg_call *call, const AttentionShape &shape, const BackwardOperands &operands) {
-  using KeyTile = KeyGradTile<DIM>;
-  using QueryTile = QueryGradTile<DIM>;
-  launch(attention_key_grad<DIM, CAPPED>,
-         ceil_div(shape.tokens, KeyTile::kKeys) * shape.kv_heads * KeyTile::kPasses, kAttentionThreads, KeyTile::kBytes,
-         stream(call), shape, operands);
-  launch(attention_query_grad<DIM, CAPPED>, ceil_div(shape.tokens, QueryTile::kQueries) * shape.heads,
-         kAttentionThreads, QueryTile::kBytes, stream(call), shape, operands);
+  if (DIM <= 128 && KeyGradTile<DIM, 2>::kBytes <= device().shared_memory) {
+    start_key_grad<DIM, DIM <= 128 ? 2 : 1, CAPPED>(call, shape, operands);
+  } else {
+    start_key_grad<DIM, 1, CAPPED>(call, shape, operands);
+  }
+  using Tile = QueryGradTile<DIM>;
+  launch(attention_query_grad<DIM, CAPPED>, ceil_div(shape.tokens, Tile::kQueries) * shape.heads, kAttentionThreads,
+         Tile::kBytes, stream(call), shape, operands);
 }
 
 bool same_heads(const sg_tensor *t, const sg_tensor *like) { return is_heads(t, like->dtype) && same_shape(t, like); }

@@ -43,6 +43,12 @@ __device__ inline void load_matrices_transposed(uint32_t (&to)[4], uint32_t row)
                : "r"(row));
 }
 
+// A barrier for THREADS threads in whole warps, which name the same one of 1 to 15 (0 is the block's).
+template <int BARRIER, int THREADS>
+__device__ inline void sync_warps() {
+  asm volatile("barrier.sync %0, %1;\n" ::"n"(BARRIER), "n"(THREADS) : "memory");
+}
+
 // c += a * b
 __device__ inline void multiply_fragments(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "

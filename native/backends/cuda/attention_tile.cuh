@@ -62,6 +62,31 @@ __device__ __forceinline__ void put_fragments(unsigned char *tile, const float (
   }
 }
 
+// Packed fragments into a tile's rows [16 MT], columns from chunk `chunk` (even) on, and from there. To read, `tile` is
+// the tile's address plus lane_by_rows.
+template <int DIM, int MT, int KT>
+__device__ __forceinline__ void put_packed(unsigned char *tile, const uint32_t (&packed)[MT][KT][4], int chunk) {
+  const int lane = threadIdx.x % 32, group = lane / 4;
+#pragma unroll
+  for (int mt = 0; mt < MT; ++mt) {
+#pragma unroll
+    for (int i = 0; i < KT * 4; ++i) {
+      unsigned char *row = tile + (mt * 16 + i % 2 * 8 + group) * kRowBytes<DIM> + (lane % 4) * 4;
+      *reinterpret_cast<uint32_t *>(row + (((chunk + i / 2) ^ group) << 4)) = packed[mt][i / 4][i % 4];
+    }
+  }
+}
+template <int DIM, int MT, int KT>
+__device__ __forceinline__ void get_packed(uint32_t (&packed)[MT][KT][4], uint32_t tile, int chunk) {
+#pragma unroll
+  for (int mt = 0; mt < MT; ++mt) {
+#pragma unroll
+    for (int step = 0; step < KT; ++step) {
+      load_matrices(packed[mt][step], (tile ^ ((chunk + 2 * step) << 4)) + mt * 16 * kRowBytes<DIM>);
+    }
+  }
+}
+
 // Columns [0, COLUMNS) of a tile's ROWS rows, by one warp, to columns from `column` on of rows [first, limit) of a
 // head.
 template <int DIM, int ROWS, int COLUMNS>
