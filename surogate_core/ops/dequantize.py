@@ -11,7 +11,7 @@ def infer_dequantize(inputs, attrs):
     (weight,) = inputs
     require(len(weight.shape) == 2, f"dequantize: weight is [N, K], not {weight.shape}")
     require(weight.dtype in QUANTISED, f"dequantize: weight must be one of {', '.join(QUANTISED)}, not {weight.dtype}")
-    require(attrs["out_dtype"] in ("bf16", "f32"), f"dequantize: out_dtype must be bf16 or f32, not {attrs['out_dtype']}")
+    require(attrs["out_dtype"] in ("bf16", "f32"), f"dequantize: out_dtype is bf16 or f32, not {attrs['out_dtype']}")
     return [TensorType(weight.shape, attrs["out_dtype"])]
 
 

@@ -1,8 +1,8 @@
 // bias_grad: dbias[N] f32 += the column sums of dy[T, N].
 //
-// Floor: dy once. The rows are cut into chunks of kChunk; a block sums 256 columns of one chunk, eight warps taking every
-// eighth row, and adds the warps' sums in order. A second kernel adds the chunks in order. The cuts depend on the shape
-// alone, so the sum is the same in every run.
+// Floor: dy once. The rows are cut into chunks of kChunk; a block sums 256 columns of one chunk, eight warps taking
+// every eighth row, and adds the warps' sums in order. A second kernel adds the chunks in order. The cuts depend on
+// the shape alone, so the sum is the same in every run.
 #include "vectors.cuh"
 
 namespace sg::cuda {

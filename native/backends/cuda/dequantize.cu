@@ -1,8 +1,9 @@
-// dequantize(weight[N, K] in a block format) -> y[N, K] in bf16 or f32; and dequantize_rows, the same for other kernels.
+// dequantize(weight[N, K] in a block format) -> y[N, K] in bf16 or f32; and dequantize_rows, the same for other
+// kernels.
 //
-// Floor: the blocks once and the result once, 2.6 to 3.1 bytes an element into bf16. The matrix is one list of blocks; each
-// thread decodes 16 elements (quant.cuh), so that a warp has some 300 to 550 bytes of codes in flight and its stores fill
-// whole sectors.
+// Floor: the blocks once and the result once, 2.6 to 3.1 bytes an element into bf16. The matrix is one list of
+// blocks; each thread decodes 16 elements (quant.cuh), so that a warp has some 300 to 550 bytes of codes in flight
+// and its stores fill whole sectors.
 #include "dequantize.h"
 
 #include "quant.cuh"

@@ -14,10 +14,11 @@ bool is_quantised(int32_t dtype);  // one of SG_Q4_0 .. SG_Q6_K
 int64_t block_elements(int32_t dtype);
 int64_t block_bytes(int32_t dtype);
 
-// out[rows, columns], dense, = the values of `rows` dense rows of `columns` elements (a multiple of the block) in `dtype`.
-// Out is float or __nv_bfloat16. To decode rows [a, b) of a weight give blocks + a * (columns / block_elements) *
-// block_bytes and b - a. Full speed where `out` is aligned to 16 bytes and `blocks` to 8; right everywhere. Puts one kernel
-// on the stream, none for an empty matrix; the caller looks at cudaGetLastError, as `launched` does.
+// out[rows, columns], dense, = the values of `rows` dense rows of `columns` elements (a multiple of the block) in
+// `dtype`. Out is float or __nv_bfloat16. To decode rows [a, b) of a weight give blocks + a * (columns /
+// block_elements) * block_bytes and b - a. Full speed where `out` is aligned to 16 bytes and `blocks` to 8; right
+// everywhere. Puts one kernel on the stream, none for an empty matrix; the caller looks at cudaGetLastError, as
+// `launched` does.
 template <class Out>
 void dequantize_rows(const void *blocks, int32_t dtype, int64_t rows, int64_t columns, Out *out, cudaStream_t stream);
 

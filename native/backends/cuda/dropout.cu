@@ -1,9 +1,10 @@
-// dropout(x, seed) -> y: zero where the element's random word is below p * 2^32, else x / (1 - p). The words are those of
-// Philox4x32-10 (surogate_core/ops/dropout.py): element e takes word e % 4 of counter (e / 4, stream_id), key seed. The
-// seed is read from device memory, so that a captured graph draws new words at every step.
+// dropout(x, seed) -> y: zero where the element's random word is below p * 2^32, else x / (1 - p). The words are
+// those of Philox4x32-10 (surogate_core/ops/dropout.py): element e takes word e % 4 of counter (e / 4, stream_id),
+// key seed. The seed is read from device memory, so that a captured graph draws new words at every step.
 //
-// Floor: x and y once. Ten rounds of two wide products for four elements come to some 1.5 times the rate of memory in bf16,
-// so that the arithmetic hides behind the loads, of which a thread has two (bf16) or four (f32) packs in flight.
+// Floor: x and y once. Ten rounds of two wide products for four elements come to some 1.5 times the rate of memory in
+// bf16, so that the arithmetic hides behind the loads, of which a thread has two (bf16) or four (f32) packs in
+// flight.
 #include "vectors.cuh"
 
 namespace sg::cuda {

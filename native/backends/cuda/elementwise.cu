@@ -1,7 +1,8 @@
 // Element by element: add, scale, cast, softcap, softcap_grad, fill, accumulate; and token_sum.
 //
-// Operands are dense, so that a tensor of any rank is one long row. Floor: the operands' bytes, once. A thread moves packs
-// of 16 bytes and has 64 (f32) or 32 (bf16) bytes of each input in flight before it stores; a block takes kTile elements.
+// Operands are dense, so that a tensor of any rank is one long row. Floor: the operands' bytes, once. A thread moves
+// packs of 16 bytes and has 64 (f32) or 32 (bf16) bytes of each input in flight before it stores; a block takes kTile
+// elements.
 #include "vectors.cuh"
 
 namespace sg::cuda {
@@ -65,7 +66,8 @@ __global__ void __launch_bounds__(kThreads) map_kernel(const X *x, Y *y, int64_t
 }
 
 template <int N, bool packed, class Function, class A, class B, class Y>
-__global__ void __launch_bounds__(kThreads) map2_kernel(const A *a, const B *b, Y *y, int64_t count, Function function) {
+__global__ void __launch_bounds__(kThreads)
+    map2_kernel(const A *a, const B *b, Y *y, int64_t count, Function function) {
   constexpr int kPacks = kPerThread / N;
   const int64_t first = first_element(N);
   with_whole(packed && is_whole_tile(count), [&](auto whole) {
@@ -165,7 +167,8 @@ SG_REGISTER_KERNEL(scale_kernel);
 int32_t run_softcap(const sg_call *call) {
   return map(call, Softcap{static_cast<float>(attr_float(call, "cap", 0.0))});
 }
-constexpr sg_kernel softcap_kernel = describe_kernel("softcap", "cuda", 0, supports_activations<1>, nullptr, run_softcap);
+constexpr sg_kernel softcap_kernel =
+    describe_kernel("softcap", "cuda", 0, supports_activations<1>, nullptr, run_softcap);
 SG_REGISTER_KERNEL(softcap_kernel);
 
 int32_t run_softcap_grad(const sg_call *call) {
@@ -270,8 +273,8 @@ constexpr sg_kernel accumulate_kernel =
     describe_kernel("accumulate", "cuda", -1, supports_accumulate, nullptr, run_accumulate);
 SG_REGISTER_KERNEL(accumulate_kernel);
 
-// ---- token_sum(token_loss[T], token_weights[T]) -> loss[1] += : some thousand products, summed in float64 by one block,
-// thread by thread and then over the threads, always in the same order
+// ---- token_sum(token_loss[T], token_weights[T]) -> loss[1] += : some thousand products, summed in float64 by one
+// block, thread by thread and then over the threads, always in the same order
 
 constexpr int kSumThreads = 1024;
 
@@ -306,8 +309,9 @@ int32_t supports_token_sum(const sg_call *call) {
 int32_t run_token_sum(const sg_call *call) {
   const sg_tensor *token_loss = input(call, 0);
   if (token_loss->shape[0] == 0) return SG_OK;
-  token_sum_kernel<<<1, kSumThreads, 0, stream(call)>>>(data<const float>(token_loss), data<const float>(input(call, 1)),
-                                                        token_loss->shape[0], data<float>(output(call, 0)));
+  const float *weights = data<const float>(input(call, 1));
+  token_sum_kernel<<<1, kSumThreads, 0, stream(call)>>>(data<const float>(token_loss), weights, token_loss->shape[0],
+                                                        data<float>(output(call, 0)));
   return launched(call);
 }
 constexpr sg_kernel token_sum_entry =

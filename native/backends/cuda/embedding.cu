@@ -1,8 +1,8 @@
-// embedding(tokens[T], weight[V, D]) -> y[T, D] = scale * weight[tokens], from a table in any weight dtype, read in place.
-// A token outside the table gives a row of NaN.
+// embedding(tokens[T], weight[V, D]) -> y[T, D] = scale * weight[tokens], from a table in any weight dtype, read in
+// place. A token outside the table gives a row of NaN.
 //
-// Floor: a row of the table and one of y for each token. A warp makes one segment of one row, so that all of its loads are
-// in flight at once: four packs a lane, or 16 elements a lane of a quantised table.
+// Floor: a row of the table and one of y for each token. A warp makes one segment of one row, so that all of its
+// loads are in flight at once: four packs a lane, or 16 elements a lane of a quantised table.
 #include "dequantize.h"
 #include "quant.cuh"
 #include "vectors.cuh"
@@ -77,11 +77,13 @@ void launch_plain(const sg_call *call, Shape shape, const int32_t *tokens, const
 }
 
 template <int32_t dtype, class Y>
-void launch_quantised(const sg_call *call, Shape shape, const int32_t *tokens, const uint8_t *weight, float scale, Y *y) {
+void launch_quantised(const sg_call *call, Shape shape, const int32_t *tokens, const uint8_t *weight, float scale,
+                      Y *y) {
   shape.segments = ceil_div(shape.width, kQuantisedSegment);
   const unsigned blocks = warp_task_blocks(shape.tokens * shape.segments);
   const int64_t row_bytes = shape.width / Decoder<dtype>::kElements * Decoder<dtype>::kBytes;
-  if (can_pack<8>(y, shape.width) && (reinterpret_cast<uintptr_t>(weight) | row_bytes) % Decoder<dtype>::kAlignment == 0) {
+  const bool aligned = (reinterpret_cast<uintptr_t>(weight) | row_bytes) % Decoder<dtype>::kAlignment == 0;
+  if (aligned && can_pack<8>(y, shape.width)) {
     quantised_kernel<dtype, true><<<blocks, kWarpTaskThreads, 0, stream(call)>>>(shape, tokens, weight, scale, y);
   } else {
     quantised_kernel<dtype, false><<<blocks, kWarpTaskThreads, 0, stream(call)>>>(shape, tokens, weight, scale, y);

@@ -1,14 +1,14 @@
 // embedding_weight_grad(tokens[T], dy[T, D]) -> dweight[V, D] f32: dweight[tokens[t]] += scale * dy[t]. Tokens outside
 // [0, V) are skipped.
 //
-// Floor: dy once, and a row of dweight read and written for each distinct token. No atomics, and sums whose order is fixed
-// by the tokens alone:
+// Floor: dy once, and a row of dweight read and written for each distinct token. No atomics, and sums whose order is
+// fixed by the tokens alone:
 //   1. sort_tiles   keys (token, position) of kTile tokens each are sorted in shared memory
-//   2. rank_keys    a key's place is its place in its tile plus, from a binary search in every other tile, the number of
-//                   keys below it. Lanes of a warp search tiles side by side.
+//   2. rank_keys    a key's place is its place in its tile plus, from a binary search in every other tile, the number
+//                   of keys below it. Lanes of a warp search tiles side by side.
 //   3. sum_runs     the sorted keys are cut into segments of 32. A warp adds the rows of a segment, in order, for some
-//                   columns; runs of one token that lie within go to dweight at once. A run that begins before the segment
-//                   leaves its part in head[segment], one that begins here and goes on in tail[segment].
+//                   columns; runs of one token that lie within go to dweight at once. A run that begins before the
+//                   segment leaves its part in heads[segment], one that begins here and goes on in tails[segment].
 //   4. join_runs    where a run crosses segments: its tail and the heads that follow, in order.
 // So a token that fills the batch (padding) is summed by as many warps as any other tokens.
 #include "vectors.cuh"
@@ -20,8 +20,8 @@ using Key = unsigned long long;  // token << 32 | position; a token outside the 
 constexpr Key kNoKey = ~0ull;
 constexpr uint32_t kNoToken = 0xffffffffu;
 constexpr int kSortThreads = 1024, kTile = 2 * kSortThreads;
-constexpr int kSegment = 32;        // keys, one a lane
-constexpr int kColumns = 32 * 8;    // of a warp
+constexpr int kSegment = 32;      // keys, one a lane
+constexpr int kColumns = 32 * 8;  // of a warp: eight a lane
 constexpr int kRowsInFlight = 4;
 
 __device__ inline uint32_t token_of(Key key) { return static_cast<uint32_t>(key >> 32); }
@@ -70,7 +70,8 @@ __global__ void __launch_bounds__(kWarpTaskThreads) rank_keys(const Key *tiles, 
     if (tile == own) continue;
     const Key *keys = tiles + tile * kTile;
     const int64_t left = num_tokens - tile * kTile;
-    int first = 0, last = left < kTile ? static_cast<int>(left) : kTile;  // keys[0 .. first) are below, keys[last ..] not
+    // keys[0 .. first) are below the key, keys[last ..] are not.
+    int first = 0, last = left < kTile ? static_cast<int>(left) : kTile;
     while (first < last) {
       const int middle = (first + last) / 2;
       if (keys[middle] < key) {
@@ -95,7 +96,8 @@ __device__ inline uint32_t token_at(const Key *sorted, int64_t index, int64_t nu
 }
 
 template <bool packed>
-__device__ inline void add_to(float *dweight, int64_t left, float scale, const float (&sum)[8], const float (&before)[8]) {
+__device__ inline void add_to(float *dweight, int64_t left, float scale, const float (&sum)[8],
+                              const float (&before)[8]) {
   float after[8];
 #pragma unroll
   for (int k = 0; k < 8; ++k) after[k] = fmaf(sum[k], scale, before[k]);
@@ -165,7 +167,8 @@ __global__ void __launch_bounds__(kWarpTaskThreads)
   int64_t parts = 0;  // segments behind this one that the run reaches: those whose first key is the run's
   uint32_t reached;
   do {
-    reached = __ballot_sync(0xffffffffu, token_at(sorted, end + (parts + lane_index()) * kSegment, sizes.tokens) == token);
+    const int64_t index = end + (parts + lane_index()) * kSegment;
+    reached = __ballot_sync(0xffffffffu, token_at(sorted, index, sizes.tokens) == token);
     parts += __popc(reached);
   } while (reached == 0xffffffffu);
   float sum[8], before[8];

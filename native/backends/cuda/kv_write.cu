@@ -1,6 +1,6 @@
-// kv_write(k[T, H, D], v[T, H, Dv], slots[T]) -> key_cache[S, H, D], value_cache[S, H, Dv]: row slots[t] of the caches
-// becomes row t, rounded to the cache's dtype. A slot that is negative or outside the caches is skipped. Rows of k, v and of
-// the caches may lie apart.
+// kv_write(k[T, H, D], v[T, H, Dv], slots[T]) -> key_cache[S, H, D], value_cache[S, H, Dv]: row slots[t] of the
+// caches becomes row t, rounded to the cache's dtype. A slot that is negative or outside the caches is skipped. Rows
+// of k, v and of the caches may lie apart.
 //
 // Floor: the rows, read and written. A warp copies one segment of one row, all of its loads in flight at once.
 #include "vectors.cuh"

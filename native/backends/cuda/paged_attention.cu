@@ -1,9 +1,10 @@
 // paged_attention: o[T, Hq, Dv] of tokens that attend to the cached keys and values of their sequence.
 //
-// A block makes one head of one token, so that a token's result depends on the token, its position and the cache alone. It
-// walks the visible keys in tiles of kKeys: eight lanes make one dot product, each thread then holds one logit of the tile,
-// and in the sum over values each thread owns some of the dimensions. Floor: the cached rows that a token sees, once for
-// every group of heads; this plain kernel reads them once for every head and leaves it to the caches that heads share.
+// A block makes one head of one token, so that a token's result depends on the token, its position and the cache
+// alone. It walks the visible keys in tiles of kKeys: eight lanes make one dot product, each thread then holds one
+// logit of the tile, and in the sum over values each thread owns some of the dimensions. Floor: the cached rows that
+// a token sees, once for every group of heads; this plain kernel reads them once for every head and leaves it to the
+// caches that heads share.
 //
 // A sequence, position or cache block outside its table gives a row of NaN; a negative sequence (padding) gives 0.
 #include "vectors.cuh"
@@ -18,7 +19,7 @@ constexpr int kLanesPerKey = 8;
 struct Problem {
   int heads, group;  // group: query heads of one key-value head
   int head_dim, value_dim;
-  int64_t q_stride, key_stride, value_stride, o_stride;  // elements from token to token, and from row to row of the caches
+  int64_t q_stride, key_stride, value_stride, o_stride;  // elements from token to token, or from row to row of a cache
   int64_t sequences, max_blocks, block_size, cache_rows;
   int64_t window;
   float scale, softcap;
@@ -34,7 +35,7 @@ __device__ inline int64_t cache_row(const Problem &p, const int32_t *table, int6
   return row >= 0 && row < p.cache_rows ? row : -1;
 }
 
-// Sum or maximum over the block of a value that differs from warp to warp; `scratch` holds a float a warp.
+// Maximum over the block; every thread gets it. `scratch` holds a float a warp, and is free for the next call at once.
 __device__ inline float block_max(float value, float *scratch) {
   value = warp_max(value);
   __syncthreads();

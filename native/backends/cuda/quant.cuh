@@ -1,10 +1,11 @@
 // Device decoders of GGUF's block formats, bit-equal to the CPU's (native/backends/cpu/quant.h has the layouts).
 //
-// A thread decodes a *part*: 16 elements of a block, handed out as two runs of eight that are each one 16-byte pack of
-// bf16. Parts are numbered so that neighbouring threads read neighbouring codes and write neighbouring packs: the loads of
-// a warp fall into a few hundred bytes that the first-level cache serves, every byte of memory is fetched once, and there
-// is no shared memory to wait for. A byte becomes a float by being put into the mantissa of 2^23, which is exact and costs
-// one permute and one subtraction, and codes are taken apart four at a time. For .cu files only.
+// A thread decodes a *part*: 16 elements of a block, handed out as two runs of eight that are each one 16-byte pack
+// of bf16. Parts are numbered so that neighbouring threads read neighbouring codes and write neighbouring packs: the
+// loads of a warp fall into a few hundred bytes that the first-level cache serves, every byte of memory is fetched
+// once, and there is no shared memory to wait for. A byte becomes a float by being put into the mantissa of 2^23,
+// which is exact and costs one permute and one subtraction, and codes are taken apart four at a time. For .cu files
+// only.
 #pragma once
 
 #include "kernel.cuh"
@@ -132,7 +133,8 @@ struct KDecoder {
     // Two six-bit scales and two minimums, a byte each: bytes j and j + 4 of the twelve for sub-block j < 4, and for
     // j >= 4 the nibbles of byte j + 4 below the top bits of bytes j - 4 and j.
     const uint8_t *packed = block + 4 + 2 * (pair % 2);
-    const uint32_t first = load_u16<fast>(packed), second = load_u16<fast>(packed + 4), third = load_u16<fast>(packed + 8);
+    const uint32_t first = load_u16<fast>(packed), second = load_u16<fast>(packed + 4);
+    const uint32_t third = load_u16<fast>(packed + 8);
     const uint32_t scales = pair < 2 ? first & 0x3f3fu : (third & 0x0f0fu) | (first >> 2 & 0x3030u);
     const uint32_t minimums = pair < 2 ? second & 0x3f3fu : (third >> 4 & 0x0f0fu) | (second >> 2 & 0x3030u);
     uint2 low = low_nibbles(codes), up = high_nibbles(codes);

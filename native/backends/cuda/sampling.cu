@@ -90,9 +90,9 @@ int32_t gather_run(const sg_call *call) {
 constexpr sg_kernel gather_entry = describe_kernel("gather_rows", "cuda", -1, gather_supports, nullptr, gather_run);
 SG_REGISTER_KERNEL(gather_entry);
 
-// ---- argmax. Floor: the logits, once. A block takes a piece of a row, so that one row already fills the device; a warp
-// then compares the pieces of a row. NaN counts as -infinity, and of equal values the lowest index wins, whatever the order
-// of comparisons.
+// ---- argmax. Floor: the logits, once. A block takes a piece of a row, so that one row already fills the device; a
+// warp then compares the pieces of a row. NaN counts as -infinity, and of equal values the lowest index wins,
+// whatever the order of comparisons.
 
 constexpr int kArgmaxThreads = 256;
 constexpr int kPiece = kArgmaxThreads * 32;  // elements
@@ -107,7 +107,8 @@ __device__ inline Best better(Best a, Best b) {
 __device__ inline Best warp_best(Best best) {
 #pragma unroll
   for (int offset = 16; offset > 0; offset /= 2) {
-    const Best other{__shfl_xor_sync(0xffffffffu, best.value, offset), __shfl_xor_sync(0xffffffffu, best.index, offset)};
+    const Best other{__shfl_xor_sync(0xffffffffu, best.value, offset),
+                     __shfl_xor_sync(0xffffffffu, best.index, offset)};
     best = better(best, other);
   }
   return best;

@@ -1,5 +1,6 @@
-// N elements of a row at a time: as packs where addresses allow it (`packed`), one by one where they don't and at a row's
-// end. `left` is how many elements the row still has; none are touched beyond it, and it may be zero or negative.
+// N elements of a row at a time: as packs where addresses allow it (`packed`), one by one where they don't and at a
+// row's end. `left` is how many elements the row still has; none are touched beyond it, and it may be zero or
+// negative.
 #pragma once
 
 #include "kernel.cuh"
@@ -28,8 +29,8 @@ __device__ inline void store_upto(T *to, int64_t left, const float (&from)[N]) {
   }
 }
 
-// The same for rows whose length is a multiple of N where `packed`: all of a pack is there or nothing. What is loaded is
-// converted outside of the condition, so that several of these have their loads in flight at once.
+// The same for rows whose length is a multiple of N where `packed`: all of a pack is there or nothing. What is loaded
+// is converted outside of the condition, so that several of these have their loads in flight at once.
 template <int N, bool packed, class T>
 __device__ inline void load_within(const T *from, int64_t left, float (&to)[N]) {
   Pack<T, N> pack{};
@@ -61,8 +62,8 @@ __device__ inline void store_bits(T *to, const Pack<T, N> &pack) {
   store_word(reinterpret_cast<uint4 *>(to), word);
 }
 
-// body(std::true_type{}) where `whole`, else body(std::false_type{}): the true body gives load_upto a constant `left`, so
-// that nothing stands between its loads and all of them are in flight at once.
+// body(std::true_type{}) where `whole`, else body(std::false_type{}): the true body gives load_upto a constant
+// `left`, so that nothing stands between its loads and all of them are in flight at once.
 template <class Body>
 __device__ inline void with_whole(bool whole, Body &&body) {
   if (whole) {
