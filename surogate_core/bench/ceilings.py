@@ -7,8 +7,9 @@ what is left. Random operands, since zeros flatter.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from ..program import Program
 from ..program.program import (
     HOST_WRITTEN, PERSISTENT, Arena, Entry, Instruction, Storage, TensorEntry, dense_strides,
 )
-from ..weights.formats import byte_count
+from ..weights.formats import byte_count, data_shape
 from ..weights.quants import quantize
 
 Operand = tuple[str, str, tuple[int, ...]]
@@ -62,29 +63,37 @@ def measure_ceilings(
 
 
 def one_op(
-    op: str, inputs: list[Operand | None], outputs: list[Operand], attrs: dict, backend: str, threads: int | None = None,
-    device: int = 0,
+    op: str, inputs: Sequence[Operand | None], outputs: Sequence[Operand | None], attrs: Mapping[str, Any], backend: str,
+    threads: int | None = None, device: int = 0, *, copies: int = 1, values: Mapping[str, np.ndarray] | None = None,
 ) -> Session:
-    """A session of a program of one instruction, entry "run", its float inputs filled with random normal numbers."""
+    """A session of a program that runs one op, ``copies`` times on operands of their own: entry "run". Operands hold what
+    ``values`` has under their names, floats otherwise random normal numbers."""
     program = Program()
     size = 0
-    for operand, flags in (*((i, PERSISTENT | HOST_WRITTEN) for i in inputs), *((o, PERSISTENT) for o in outputs)):
-        if operand is not None:
-            name, dtype, shape = operand
-            nbytes = byte_count(dtype, shape)
-            program.storages.append(Storage(name, "operands", size, nbytes, flags))
-            program.tensors.append(TensorEntry(name, name, 0, dtype, shape, dense_strides(shape)))
-            size += -(-nbytes // 256) * 256
+    for copy in range(copies):
+        for operand, flags in (*((i, PERSISTENT | HOST_WRITTEN) for i in inputs), *((o, PERSISTENT) for o in outputs)):
+            if operand is not None:
+                name, dtype, shape = f"{operand[0]}.{copy}", operand[1], operand[2]
+                nbytes = byte_count(dtype, shape)
+                program.storages.append(Storage(name, "operands", size, nbytes, flags))
+                program.tensors.append(TensorEntry(name, name, 0, dtype, shape, dense_strides(shape)))
+                size += -(-nbytes // 256) * 256
+        named = [tuple(None if o is None else f"{o[0]}.{copy}" for o in side) for side in (inputs, outputs)]
+        program.instructions.append(Instruction(op, named[0], named[1], tuple(sorted(attrs.items()))))
     program.arenas.append(Arena("operands", size))
-    names = [None if i is None else i[0] for i in inputs]
-    program.instructions.append(Instruction(op, tuple(names), tuple(o[0] for o in outputs), tuple(sorted(attrs.items()))))
-    program.entries.append(Entry("run", 0, 1))
+    program.entries.append(Entry("run", 0, copies))
     session = Session(program.to_bytes(), backend, threads, device)
-    numbers = np.random.default_rng(0).standard_normal(1 << 20, np.float32)
-    for operand in inputs:
-        if operand is not None:
-            name, dtype, shape = operand
-            session.write(name, np.resize(quantize(numbers[:-96], dtype), shape))
+    numbers = np.random.default_rng(0).standard_normal(1 << 20, np.float32)[:-96]
+    for operand in (*inputs, *outputs):
+        if operand is None:
+            continue
+        name, dtype, shape = operand
+        given = (values or {}).get(name)
+        if given is None:
+            form = data_shape(dtype, shape)
+            given = np.zeros(shape, np.int32) if dtype == "i32" else np.resize(quantize(numbers, dtype), form)
+        for copy in range(copies):
+            session.write(f"{name}.{copy}", given)
     return session
 
 

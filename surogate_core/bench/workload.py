@@ -23,7 +23,7 @@ from ..config.yaml_file import parse_yaml
 from ..data import TokenDataset
 from ..errors import ConfigError
 from ..model import FrozenWeights
-from ..plugins.manager import PluginManager, get_manager
+from ..plugins.manager import get_manager
 from ..train.machine import choose_backend
 from ..train.prepare import Prepared, plan_run, prepare
 from ..train.session import TrainSession
@@ -36,7 +36,7 @@ STEPS_OF_DATA = 4
 
 @dataclass
 class Workload:
-    """name: the preset's, or the configuration file. documents: lengths of the documents of one step, padding left out."""
+    """name: the preset's, or the configuration file."""
 
     name: str
     prepared: Prepared
@@ -68,12 +68,6 @@ def from_preset(
     weights = FrozenWeights(model, manager.recipes[config.recipe].compute, config.backend, config.device)
     tokenizer = SimpleNamespace(pad_token_id=0)
     return plan_run(config, "sft", manager, model, weights, tokenizer, lambda: (_tokens(config, vocabulary, documents), {}))
-
-
-def best_backend(manager: PluginManager) -> str:
-    """The first backend that this machine can use, the CPU last."""
-    names = [name for name in manager.backends if name != "cpu" and not manager.backends[name].unavailable()]
-    return (names or ["cpu"])[0]
 
 
 def open_workload(name: str, prepared: Prepared) -> Workload:

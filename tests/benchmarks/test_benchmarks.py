@@ -33,7 +33,7 @@ def rows(output: str) -> list[dict]:
 
 def test_every_script_is_run_here():
     scripts = {path.name for path in FOLDER.glob("*.py")} - {"common.py", "kernels_cpu.py"}
-    assert scripts == {"train_cpu.py", "decode_cpu.py", "ceilings_cpu.py", "rounds.py"}
+    assert scripts == {"train_cpu.py", "decode_cpu.py", "ceilings_cpu.py", "rounds.py", "kernels_cuda.py"}
 
 
 def test_training(model):
@@ -71,6 +71,15 @@ def test_decoding_profile(model):
 def test_ceilings():
     (row,) = rows(start("ceilings_cpu.py", "--tokens", "32", "--reps", "1", "--mib", "1"))
     assert all(value > 0 for value in row["metrics"].values())
+
+
+def test_kernels_alone():
+    """On the CPU, which has a kernel for each of these calls too."""
+    found = rows(start("kernels_cuda.py", "--backend", "cpu", "--model", "tiny", "--tokens", "64", "--sequence-len", "32",
+                       "--parameters", "4096", "--copies", "2", "--op", "dropout", "--op", "adamw", "--op", "attention_grad"))
+    assert [row["bench"] for row in found] == ["ceilings"] + ["kernel"] * 5
+    assert all(row["us"] > 0 and row["kernel"] for row in found[1:])
+    assert {row["op"] for row in found[1:] if "tflops" in row} == {"attention_grad"}
 
 
 def test_rounds_take_medians_of_rows_that_had_their_cores(tmp_path):
