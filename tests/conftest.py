@@ -12,18 +12,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Without a usable device no test of CUDA is selected; `pytest_terminal_summary` says so once."""
+    """Without a usable device no test of CUDA is selected."""
     of_cuda = [item for item in items if item.get_closest_marker("cuda")]
-    reason = cuda.unavailable() if of_cuda else None
-    if reason is not None:
+    if of_cuda and cuda.unavailable() is not None:
         config.hook.pytest_deselected(items=of_cuda)
         items[:] = [item for item in items if not item.get_closest_marker("cuda")]
-        config.stash[_LEFT_OUT] = f"{len(of_cuda)} tests of CUDA left out: {reason}"
+        config.stash[_LEFT_OUT] = True
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    if _LEFT_OUT in config.stash:
-        terminalreporter.write_line(config.stash[_LEFT_OUT])
+    """Says so, once. Workers of pytest-xdist collect, and have no terminal: then it is said whatever was collected."""
+    reason = cuda.unavailable()
+    if reason is not None and (_LEFT_OUT in config.stash or config.pluginmanager.has_plugin("dsession")):
+        terminalreporter.write_line(f"tests of CUDA were left out: {reason}")
 
 
-_LEFT_OUT = pytest.StashKey[str]()
+_LEFT_OUT = pytest.StashKey[bool]()
