@@ -68,6 +68,7 @@ RMS_NORM = Op(
     vjp=vjp_rms_norm,
     samples=samples_rms_norm,
     in_place=0,
+    rows_apart=("x", "y"),
     differentiable=("x", "weight"),
 )
 
@@ -125,6 +126,7 @@ RMS_NORM_GRAD = Op(
     reference=reference_grad,
     samples=samples_grad,
     in_place=4,
+    rows_apart=("dy", "x", "addend", "dx"),
 )
 
 
@@ -161,6 +163,7 @@ RMS_NORM_WEIGHT_GRAD = Op(
     infer=infer_weight_grad,
     reference=reference_weight_grad,
     samples=samples_weight_grad,
+    rows_apart=("dy", "x"),
 )
 
 OPS = (RMS_NORM, RMS_NORM_GRAD, RMS_NORM_WEIGHT_GRAD)

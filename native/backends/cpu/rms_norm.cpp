@@ -1,7 +1,9 @@
 // rms_norm, rms_norm_grad, rms_norm_weight_grad: see surogate_core/ops/rms_norm.py for the formulas.
 // A row is read twice, the second time from the first-level cache: every operand goes through memory once.
-#include "rows.h"
+#include <initializer_list>
+
 #include "quant.h"
+#include "rows.h"
 
 namespace sg::cpu::SG_ISA {
 namespace {
@@ -13,6 +15,30 @@ bool is_weight_vector(const sg_tensor *w, const sg_tensor *x) {
 bool is_rstd(const sg_tensor *rstd, const sg_tensor *x) {
   return rstd->dtype == SG_F32 && num_elements(rstd) == num_rows(x);
 }
+
+bool are_rows(std::initializer_list<const sg_tensor *> operands) {
+  for (const sg_tensor *t : operands) {
+    if (t != nullptr && !(t->rank < 2 ? is_dense(t) : has_dense_rows(t))) return false;
+  }
+  return true;
+}
+
+// The rows of a tensor, which follow one another but for gaps between the indices of its first axis.
+template <class T>
+struct RowsOf {
+  T *first;
+  int64_t n, inner, stride;
+  bool dense;
+
+  explicit RowsOf(const sg_tensor *t)
+      : first(data<T>(t)), n(t == nullptr ? 0 : last_dim(t)), inner(1), stride(0),
+        dense(t == nullptr || t->shape[0] == 0 || is_dense(t)) {
+    if (dense) return;
+    inner = num_rows(t) / t->shape[0];
+    stride = t->strides[0];
+  }
+  T *operator[](int64_t row) const { return first + (dense ? row * n : row / inner * stride + row % inner * n); }
+};
 
 // weight + unit_offset in fp32, in the workspace: the row loops are then free of the weight's dtype.
 size_t weight_workspace(const sg_call *call, int index) {
@@ -52,7 +78,8 @@ SG_FLATTEN inline float dot(const A *a, const B *b, const float *c, int64_t n) {
 
 int32_t supports(const sg_call *call) {
   const sg_tensor *x = input(call, 0), *weight = input(call, 1), *y = output(call, 0), *rstd = output(call, 1);
-  if (x == nullptr || weight == nullptr || y == nullptr || x->rank < 1 || !all_dense(call)) return 0;
+  if (x == nullptr || weight == nullptr || y == nullptr || x->rank < 1) return 0;
+  if (!are_rows({x, y}) || !is_dense(weight) || (rstd != nullptr && !is_dense(rstd))) return 0;
   if (!is_activation(x) || !is_activation(y) || !same_shape(x, y) || !is_weight_vector(weight, x)) return 0;
   if (rstd != nullptr && !is_rstd(rstd, x)) return 0;
   return isa_score(SG_ISA_NAME);
@@ -68,10 +95,12 @@ int32_t run(const sg_call *call) {
   float *rstd_out = data<float>(output(call, 1));
   with_type(x, [&]<class X>(X) {
     with_type(y, [&]<class Y>(Y) {
+      const RowsOf<const X> xs(x);
+      const RowsOf<Y> ys(y);
       parallel_rows(call, rows, n, [&](int64_t begin, int64_t end) {
         for (int64_t row = begin; row < end; ++row) {
-          const X *in = data<X>(x) + row * n;
-          Y *out = data<Y>(y) + row * n;
+          const X *in = xs[row];
+          Y *out = ys[row];
           const float rstd = 1.0f / std::sqrt(dot(in, in, nullptr, n) / static_cast<float>(n) + eps);
           const vf scale = vset(rstd);
           for_vectors(n, [&](int64_t i, int m) SG_FLATTEN {
@@ -93,7 +122,8 @@ SG_REGISTER_KERNEL(kernel);
 int32_t grad_supports(const sg_call *call) {
   const sg_tensor *dy = input(call, 0), *x = input(call, 1), *weight = input(call, 2), *rstd = input(call, 3);
   const sg_tensor *addend = input(call, 4), *dx = output(call, 0);
-  if (!dy || !x || !weight || !rstd || !dx || x->rank < 1 || !all_dense(call)) return 0;
+  if (!dy || !x || !weight || !rstd || !dx || x->rank < 1) return 0;
+  if (!are_rows({dy, x, addend, dx}) || !is_dense(weight) || !is_dense(rstd)) return 0;
   if (!is_activation(dy) || !is_activation(x) || !is_activation(dx)) return 0;
   if (!same_shape(dy, x) || !same_shape(dx, x) || !is_weight_vector(weight, x) || !is_rstd(rstd, x)) return 0;
   if (addend != nullptr && (addend->dtype != dx->dtype || !same_shape(addend, x))) return 0;
@@ -123,15 +153,18 @@ int32_t grad_run(const sg_call *call) {
   with_type(dy, [&]<class G>(G) {
     with_type(x, [&]<class X>(X) {
       with_type(dx, [&]<class Out>(Out) {
-        const Out *addend = data<Out>(input(call, 4));
+        const sg_tensor *addend = input(call, 4);
+        const RowsOf<const G> gs(dy);
+        const RowsOf<const X> xs(x);
+        const RowsOf<const Out> addends(addend);
+        const RowsOf<Out> outs(dx);
         parallel_rows(call, rows, n, [&](int64_t begin, int64_t end) {
           for (int64_t row = begin; row < end; ++row) {
-            const int64_t at = row * n;
-            const G *g = data<G>(dy) + at;
-            const X *in = data<X>(x) + at;
-            Out *out = data<Out>(dx) + at;
+            const G *g = gs[row];
+            const X *in = xs[row];
+            Out *out = outs[row];
             if (addend != nullptr) {
-              grad_row<true>(g, in, weight, rstd[row], addend + at, out, n);
+              grad_row<true>(g, in, weight, rstd[row], addends[row], out, n);
             } else {
               grad_row<false, G, X, Out>(g, in, weight, rstd[row], nullptr, out, n);
             }
@@ -165,7 +198,8 @@ int64_t num_partials(const sg_tensor *x) {
 
 int32_t weight_grad_supports(const sg_call *call) {
   const sg_tensor *dy = input(call, 0), *x = input(call, 1), *rstd = input(call, 2), *dweight = output(call, 0);
-  if (!dy || !x || !rstd || !dweight || x->rank < 1 || !all_dense(call)) return 0;
+  if (!dy || !x || !rstd || !dweight || x->rank < 1) return 0;
+  if (!are_rows({dy, x}) || !is_dense(rstd) || !is_dense(dweight)) return 0;
   if (!is_activation(dy) || !is_activation(x) || !same_shape(dy, x) || !is_rstd(rstd, x)) return 0;
   if (dweight->dtype != SG_F32 || num_elements(dweight) != last_dim(x)) return 0;
   return isa_score(SG_ISA_NAME);
@@ -176,14 +210,18 @@ size_t weight_grad_workspace(const sg_call *call) {
   return static_cast<size_t>(num_partials(x) * last_dim(x)) * sizeof(float);
 }
 
-// sums[i] += over `rows` rows (1 or 4) of dy * x * rstd.
+// sums[i] += over `rows` rows (1 or 4) of dy * x * rstd, from `row` on.
 template <int rows, class G, class X>
-SG_FLATTEN inline void add_rows(const G *dy, const X *x, const float *rstd, int64_t n, float *sums) {
+SG_FLATTEN inline void add_rows(const RowsOf<const G> &gs, const RowsOf<const X> &xs, int64_t row, const float *rstd,
+                                int64_t n, float *sums) {
+  const G *dy[rows];
+  const X *x[rows];
+  for (int r = 0; r < rows; ++r) dy[r] = gs[row + r], x[r] = xs[row + r];
   for_vectors(n, [&](int64_t i, int m) SG_FLATTEN {
     vf sum = vload_upto(sums + i, m);
     for (int r = 0; r < rows; ++r) {
-      vf normed = vmul(vload_upto(x + r * n + i, m), vset(rstd[r]));
-      sum = vfma(vload_upto(dy + r * n + i, m), normed, sum);
+      vf normed = vmul(vload_upto(x[r] + i, m), vset(rstd[row + r]));
+      sum = vfma(vload_upto(dy[r] + i, m), normed, sum);
     }
     vstore_upto(sums + i, sum, m);
   });
@@ -196,15 +234,15 @@ int32_t weight_grad_run(const sg_call *call) {
   float *partials = static_cast<float *>(call->workspace), *dweight = data<float>(output(call, 0));
   with_type(dy, [&]<class G>(G) {
     with_type(x, [&]<class X>(X) {
+      const RowsOf<const G> gs(dy);
+      const RowsOf<const X> xs(x);
       parallel_for(call, count, [&](int64_t task, int) {
         float *sums = partials + task * n;
         std::memset(sums, 0, static_cast<size_t>(n) * sizeof(float));
         int64_t row = task * per;
         const int64_t end = row + per < rows ? row + per : rows;
-        const G *g = data<G>(dy);
-        const X *in = data<X>(x);
-        for (; row + 4 <= end; row += 4) add_rows<4>(g + row * n, in + row * n, rstd + row, n, sums);
-        for (; row < end; ++row) add_rows<1>(g + row * n, in + row * n, rstd + row, n, sums);
+        for (; row + 4 <= end; row += 4) add_rows<4>(gs, xs, row, rstd, n, sums);
+        for (; row < end; ++row) add_rows<1>(gs, xs, row, rstd, n, sums);
       });
     });
   });
