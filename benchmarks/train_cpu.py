@@ -71,7 +71,7 @@ def prepare(args):
         model, recipe, weights, {"T": tokens, "D": documents + 1}, max_positions=args.seq,
         adapter=LoraSpec(args.rank, 2.0 * args.rank), optimizer=AdamW(), memory_budget=int(args.memory_budget * 2**20),
     )
-    session = TrainSession(plan, model, weights, AdamW(), recipe.compute, 0, args.threads)
+    session = TrainSession(plan, model, weights, AdamW(), 0, args.threads)
     ids = np.array(model.tokenizer().encode(TEXT * (1 + tokens // 60))[:tokens], np.int32)
     targets = np.roll(ids, -1).reshape(args.batch, args.seq)
     targets[:, -1] = -100

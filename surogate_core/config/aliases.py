@@ -81,6 +81,9 @@ RENAMED: dict[str, str] = {
     "adamw_beta2": "adam_beta2",
     "adamw_epsilon": "adam_epsilon",
     "optim": "optimizer",
+    "main_params_dtype": "master_dtype",
+    "exp_avg_dtype": "optimizer_state_dtype",
+    "exp_avg_sq_dtype": "optimizer_state_dtype",
     "lora_r": "lora_rank",
     "r": "lora_rank",
     "target_modules": "lora_target_modules",
@@ -194,6 +197,8 @@ CONVERTED: dict[str, dict[str, Meaning | Refusal | None]] = {
     },
     "gpus": {"1": NOTHING},
     "lora_dtype": {"fp32": NOTHING},
+    "gradient_dtype": {"none": NOTHING, "fp32": NOTHING},
+    "bf16_optimizer_states": {"true": Meaning("optimizer_state_dtype", "bf16"), "false": NOTHING},
     "cooldown_steps": {"0": NOTHING},
 }
 
@@ -207,6 +212,8 @@ RESPELLED: dict[str, dict[str, str]] = {
     },
     "max_steps": {"-1": "", "0": ""},
     "recipe": {"bfloat16": "bf16", "float32": "fp32"},
+    "master_dtype": {"bfloat16": "bf16", "float32": "fp32"},
+    "optimizer_state_dtype": {"bfloat16": "bf16", "float32": "fp32"},
 }
 
 # Settings that exist elsewhere and are decided by something else here: key -> what decides.

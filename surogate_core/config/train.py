@@ -139,6 +139,14 @@ class OptimizerKeys(ConfigModel):
     adam_beta1: float = Field(0.9, ge=0, lt=1, description="Decay of the first moment.")
     adam_beta2: float = Field(0.999, ge=0, lt=1, description="Decay of the second moment.")
     adam_epsilon: float = Field(1e-8, gt=0, description="Added to the root of the second moment.")
+    optimizer_state_dtype: Literal["fp32", "bf16"] = Field(
+        "fp32", description="What the optimizer keeps of every weight; `bf16` is rounded stochastically."
+    )
+    master_dtype: Literal["fp32", "bf16"] = Field(
+        "fp32",
+        description="What trained matrices are kept and updated in; `bf16`, for recipes that compute in it, is rounded "
+        "stochastically and needs no copy to compute with. Vectors stay in fp32.",
+    )
 
 
 class EngineKeys(ConfigModel):

@@ -13,6 +13,7 @@ from ..ir.graph import Graph
 from ..passes import LoraSpec, Recipe, autodiff, dead_code, fuse, fuse_projections, lora, paged_kv, precision, recompute
 from ..passes.recompute import saved_bytes
 from ..program import EmitOptions, Program, emit
+from ..program.trainable import TrainableLayout, TrainedTypes
 from .binding import FrozenWeights
 from .loaded import LoadedModel
 
@@ -27,6 +28,7 @@ class TrainPlan:
 
     graph: Graph
     program: Program
+    layout: TrainableLayout
     bindings: Mapping[str, int]
     saved_bytes: tuple[int, int]
     resident_bytes: int
@@ -41,8 +43,11 @@ def training_program(
     model: LoadedModel, recipe: Recipe, weights: FrozenWeights, bindings: Mapping[str, int], *, max_positions: int,
     adapter: LoraSpec | None, optimizer: Any, memory_budget: int | None, strategy_passes=(), backend: str = "cpu",
     device: int = 0, threads: int | None = None, join_projections: bool = False, deterministic: bool = True,
+    master: str = "f32", states: str = "f32",
 ) -> TrainPlan:
     """Plans forward, backward and update. ``adapter`` None trains every parameter.
+
+    master, states: dtypes of trained matrices ("f32", or what the recipe computes in) and of what the optimizer keeps.
 
     memory_budget: bytes that the program may hold, weights included, when ``backend`` runs it with ``threads``; None for no
     limit. join_projections: products that read the same input become one (for a backend that copies weights anyway, and
@@ -69,10 +74,11 @@ def training_program(
         if saved_budget is not None:
             recompute(graph, saved_budget, bindings, backend)
         dead_code(graph)
-        program = emit(graph, EmitOptions(bindings, recipe.compute, weights.dtypes(graph), optimizer=optimizer))
+        options = EmitOptions(bindings, recipe.compute, weights.dtypes(graph), optimizer, master, states)
+        program, layout = emit(graph, options), TrainableLayout.of(graph, TrainedTypes(recipe.compute, master, states))
         planned = engine.plan(program.to_bytes(), backend, threads, device)
         resident = sum(planned["arenas"].values()) + planned["workspace"] + sum(planned["external"].values())
-        return TrainPlan(graph, program, bindings, (before, saved_bytes(graph, bindings)), resident)
+        return TrainPlan(graph, program, layout, bindings, (before, saved_bytes(graph, bindings)), resident)
 
     plan = build(None)
     if memory_budget is None or plan.resident_bytes <= memory_budget:

@@ -3,7 +3,8 @@
 Where values live:
     inputs, constants     arena "inputs": written by the host, kept between entries
     frozen parameters     external storages "weight.<name>", bound to the memory-mapped file or to converted copies
-    trained parameters    arena "trained": one flat fp32 master of all of them, one flat copy in the compute dtype
+    trained parameters    arena "trained": one flat fp32 master of all of them, one flat copy in the compute dtype; or
+                          flat masters of the matrices in the compute dtype and of the vectors in fp32
     gradients             arena "gradients": flat fp32, in the same order, so that clipping and updating are single sweeps
     optimizer state       arena "optimizer"
     caches                external storages, shared between programs
@@ -27,7 +28,7 @@ from .places import Places
 from .program import (
     HOST_WRITTEN, PERSISTENT, Arena, Entry, Instruction, Program, Storage, TensorEntry, dense_strides,
 )
-from .trainable import TrainableLayout
+from .trainable import TrainableLayout, TrainedTypes
 
 Key = tuple[Value, "int | None"]
 """One tensor of the unrolled program: a value and the layer it belongs to."""
@@ -35,13 +36,16 @@ Key = tuple[Value, "int | None"]
 
 @dataclass(frozen=True)
 class EmitOptions:
-    """bindings: symbolic dimension -> length. compute: dtype of trained matrices' copies. param_dtypes: stored dtype of
-    each frozen parameter by full name. optimizer: what emits the update (None for a program that only runs forward)."""
+    """bindings: symbolic dimension -> length. compute: dtype that products read trained matrices in. param_dtypes: stored
+    dtype of each frozen parameter by full name. optimizer: what emits the update (None for a program that only runs
+    forward). master, states: dtypes of what is kept of trained parameters, see `TrainedTypes`."""
 
     bindings: Mapping[str, int]
     compute: str
     param_dtypes: Mapping[str, str]
     optimizer: Any = None
+    master: str = "f32"
+    states: str = "f32"
 
 
 @dataclass
@@ -74,7 +78,7 @@ class Emitter:
         self.param_names = {(v, layer): name for name, v, layer in graph.instances()}
         self.parts = {name: parts for name, _, _, parts in graph.joined_instances()}
         self.param_names |= {(v, layer): name for name, v, layer, _ in graph.joined_instances()}
-        self.trained = TrainableLayout.of(graph, options.compute)
+        self.trained = TrainableLayout.of(graph, TrainedTypes(options.compute, options.master, options.states))
         self.arena_sizes: dict[str, int] = {}
         self.viewed: set[str] = set()
 

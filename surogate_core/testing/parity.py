@@ -225,7 +225,7 @@ class Parity:
             self.loaded, RECIPES[recipe], weights, self._bindings(), max_positions=self.max_positions, adapter=adapter,
             optimizer=optimizer, memory_budget=memory_budget, backend=self.backend,
         )
-        return TrainSession(plan, self.loaded, weights, optimizer, RECIPES[recipe].compute, 0, 1)
+        return TrainSession(plan, self.loaded, weights, optimizer, 0, 1)
 
     def gradients(self, session: TrainSession | None = None, recipe: str = "fp32") -> Gradients:
         """Of one micro-batch; of every parameter, or of what ``session`` trains."""

@@ -1,7 +1,8 @@
 """Checkpoints: everything a run needs to go on as if it had never stopped, in one folder that appears whole or not at all.
 
     step_00000050/
-        state.safetensors   "master" and the optimizer's states, one tensor per trained parameter: "master/<name>", ...
+        state.safetensors   "master" and the optimizer's states, one tensor per trained parameter: "master/<name>", ...,
+                            in the dtype that the run keeps it in
         checkpoint.json     step, position in the data, and what must not change when a run goes on
 
 The folder is written under a temporary name, synced and renamed. Parameters are stored by name, not by place, so another
@@ -13,8 +14,9 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ from ..errors import TrainingError, WeightError
 from ..files import sync_folder
 from ..weights.files import read_json, write_json
 from ..weights.safetensors_file import SafetensorsFile, write_file
-from ..weights.tensor import StoredTensor
+from ..weights.tensor import LazyTensor
 from .session import TrainSession
 
 STATE_FILE, INFO_FILE = "state.safetensors", "checkpoint.json"
@@ -80,11 +82,10 @@ def save(folder: Path, step: int, session: TrainSession, info: Mapping[str, Any]
     return Checkpoint(final, step)
 
 
-def _tensors(session: TrainSession):
+def _tensors(session: TrainSession) -> Iterator[LazyTensor]:
     for state in session.states:
         for p in session.layout.parameters.values():
-            array = session.session.read(state, p.offset, p.size).reshape(p.shape)
-            yield StoredTensor(f"{state}/{p.name}", "f32", p.shape, array)
+            yield LazyTensor(f"{state}/{p.name}", session.state_dtype(state, p), p.shape, partial(session.state, state, p))
 
 
 def _discard(path: Path) -> None:
@@ -119,5 +120,11 @@ def load(checkpoint: Checkpoint, session: TrainSession) -> None:
                     f"checkpoint {checkpoint.path}: {p.name} has shape {tensor.shape}, this run trains {p.shape}",
                     "Resume with the settings of the run that wrote it (lora_rank, model).",
                 )
-            session.session.write(state, tensor.data.reshape(-1), p.offset)
+            kept = session.state_dtype(state, p)
+            if tensor.dtype != kept:
+                raise TrainingError(
+                    f"checkpoint {checkpoint.path} has {state}/{p.name} in {tensor.dtype}, this run keeps it in {kept}",
+                    "Resume with the master_dtype and optimizer_state_dtype of the run that wrote it.",
+                )
+            session.set_state(state, p, tensor.data)
     session.refresh()

@@ -91,7 +91,7 @@ def _joined(prepared: Prepared) -> tuple[bool, str]:
 def _copied(prepared: Prepared) -> str:
     """Which frozen matrices are not read where their file is mapped; "" when all are."""
     if prepared.adapter is None:
-        return "all weights are trained: masters are kept in fp32"
+        return f"all weights are trained: masters are kept in {prepared.config.master_dtype}"
     dtypes: Counter[str] = Counter()
     for name, value, _ in prepared.plan.graph.instances():
         if not value.trainable and len(value.shape) > 1:

@@ -13,7 +13,7 @@ from ..program.trainable import PARAMETER_ALIGNMENT, ParameterGroup
 
 @dataclass(frozen=True)
 class Optimizer(ABC):
-    """name: what `optimizer:` in a config says. states: names of the fp32 tensors kept for every parameter."""
+    """name: what `optimizer:` in a config says. states: names of what is kept for every parameter, f32 or bf16."""
 
     name: ClassVar[str]
     states: ClassVar[tuple[str, ...]] = ()
@@ -51,7 +51,9 @@ class AdamW(Optimizer):
 
     @classmethod
     def from_config(cls, config: Any) -> AdamW:
-        return cls(config.adam_beta1, config.adam_beta2, config.adam_epsilon, config.weight_decay, config.max_grad_norm)
+        narrow = "bf16" in (config.master_dtype, config.optimizer_state_dtype)
+        return cls(config.adam_beta1, config.adam_beta2, config.adam_epsilon, config.weight_decay, config.max_grad_norm,
+                   "stochastic" if narrow else "nearest", config.seed if narrow else 0)
 
     def emit(self, group, gradient, norm, hyper, parameter, states):
         attrs = (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -18,6 +17,7 @@ from ..model import FrozenWeights, LoadedModel, TrainPlan, evaluation_bytes, tra
 from ..model.loaded import open_tokenizer
 from ..passes import LoraSpec
 from ..plugins.manager import PluginManager, get_manager
+from ..weights.formats import byte_count
 from .checkpoint import list_checkpoints
 from .machine import choose_backend
 from .schedule import Schedule
@@ -25,6 +25,9 @@ from .schedule import Schedule
 QUARANTINE_FILE = "bad_rows.jsonl"
 HOST_RESERVE = 512 << 20
 """Bytes left to the rest of the process and the machine when memory_budget is "auto"."""
+
+_DTYPES = {"fp32": "f32", "bf16": "bf16"}
+"""What a config says -> the engine's name."""
 
 
 @dataclass
@@ -72,9 +75,14 @@ def plan_run(
     config: TrainConfig, mode: Mode, manager: PluginManager, model: LoadedModel, weights: FrozenWeights, tokenizer: Any,
     read_data: Callable[[], tuple[TokenDataset, dict[str, TokenDataset]]],
 ) -> Prepared:
-    """`prepare` with the backend chosen and the model at hand. ``read_data`` is called once the settings are known to be good; of the tokenizer
-    only its pad_token_id is read."""
+    """`prepare` with the backend chosen and the model at hand. ``read_data`` is called once the settings are known to be
+    good; of the tokenizer only its pad_token_id is read."""
     recipe = manager.recipes[config.recipe]
+    if _DTYPES[config.master_dtype] not in ("f32", recipe.compute):
+        raise ConfigError(
+            f"master_dtype is {config.master_dtype}, and recipe {config.recipe!r} computes in {recipe.compute}",
+            "Leave master_dtype out, or choose recipe: bf16 or pure_bf16.",
+        )
     adapter = lora_spec(config, model) if config.lora else None
     optimizer = manager.optimizers[config.optimizer].from_config(config)
     strategy = manager.strategies[config.strategy]
@@ -95,6 +103,7 @@ def plan_run(
     plan = training_program(
         model, recipe, weights, bindings, optimizer=optimizer, strategy_passes=strategy.passes(config), **machine,
         memory_budget=None if budget is None else budget - for_evaluation, deterministic=config.deterministic,
+        master=_DTYPES[config.master_dtype], states=_DTYPES[config.optimizer_state_dtype],
     )
     total = loader.steps_per_epoch * config.num_epochs
     if config.max_steps is not None:
@@ -207,8 +216,10 @@ def _budget(config: TrainConfig) -> int | None:
 
 def checkpoint_bytes(prepared: Prepared) -> int:
     """Size of one checkpoint on disk, about."""
-    parameters = sum(math.prod(v.shape) for _, v, _ in prepared.plan.graph.instances() if v.trainable)
-    return 4 * parameters * (1 + len(prepared.optimizer.states)) + (1 << 20)
+    layout, types = prepared.plan.layout, prepared.plan.layout.types
+    states = len(prepared.optimizer.states) * byte_count(types.states, (1,))
+    masters = {True: byte_count(types.master, (1,)), False: 4}
+    return (1 << 20) + sum(p.size * (masters[len(p.shape) >= 2] + states) for p in layout.parameters.values())
 
 
 def check_disk(prepared: Prepared) -> None:

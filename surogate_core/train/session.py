@@ -9,7 +9,8 @@ import numpy as np
 from ..data.loader import Batch, Step
 from ..engine import Memory, Session
 from ..model import FrozenWeights, LoadedModel, TrainPlan, initial_values
-from ..program.trainable import TrainableLayout
+from ..program.trainable import TrainedParameter
+from ..weights.quants import bf16_to_f32, f32_to_bf16
 
 if TYPE_CHECKING:
     from .prepare import Prepared
@@ -19,12 +20,12 @@ class TrainSession:
     """Runs steps. Parameters start from the checkpoint, or from ``seed`` where the checkpoint has none."""
 
     def __init__(
-        self, plan: TrainPlan, model: LoadedModel, weights: FrozenWeights, optimizer, compute: str, seed: int,
+        self, plan: TrainPlan, model: LoadedModel, weights: FrozenWeights, optimizer, seed: int,
         threads: int | None = None, graphs: bool = True,
     ) -> None:
         self.plan, self.model, self.seed, self.graphs = plan, model, seed, graphs
         self.session = weights.open_session(plan.graph, plan.program, threads, graphs)
-        self.layout = TrainableLayout.of(plan.graph, compute)
+        self.layout = plan.layout
         self.states = ("master", *(f"optimizer.{state}" for state in optimizer.states))
         self._dropout = any(t.name == "dropout_seed" for t in plan.program.tensors)
         self._initialise(weights)
@@ -33,8 +34,8 @@ class TrainSession:
     def of(cls, prepared: Prepared) -> TrainSession:
         """The session of a prepared run."""
         config = prepared.config
-        return cls(prepared.plan, prepared.model, prepared.weights, prepared.optimizer, prepared.recipe.compute,
-                   config.seed, prepared.threads, config.cuda_graphs)
+        return cls(prepared.plan, prepared.model, prepared.weights, prepared.optimizer, config.seed, prepared.threads,
+                   config.cuda_graphs)
 
     def _initialise(self, weights: FrozenWeights) -> None:
         declared = dict(self.model.dsl().parameters())
@@ -44,7 +45,7 @@ class TrainSession:
                 values = weights.stored(name, parameter.shape).to_f32()
             else:
                 values = initial_values(name, parameter.shape, declared.get(name), self.seed)
-            self.session.write(f"master.{name}", values)
+            self.set_parameter(name, values)
         self.refresh()
 
     def refresh(self) -> None:
@@ -53,12 +54,32 @@ class TrainSession:
             self.session.run("refresh")
 
     def parameter(self, name: str) -> np.ndarray:
-        """A copy of one trained parameter's fp32 master."""
-        return self.session.read(f"master.{name}")
+        """A copy of one trained parameter's master, float32."""
+        values = self.session.read(f"master.{name}")
+        return bf16_to_f32(values) if self.dtype(f"master.{name}") == "bf16" else values
 
     def set_parameter(self, name: str, values: np.ndarray) -> None:
-        """Writes one trained parameter's master; `refresh` when all are written."""
-        self.session.write(f"master.{name}", values)
+        """Writes one trained parameter's master from float32, rounding to nearest; `refresh` when all are written."""
+        bf16 = self.dtype(f"master.{name}") == "bf16"
+        self.session.write(f"master.{name}", f32_to_bf16(np.asarray(values, np.float32)) if bf16 else values)
+
+    def dtype(self, tensor: str) -> str:
+        """What a tensor of the program is kept in."""
+        return self.plan.program.tensor(tensor).dtype
+
+    def state(self, state: str, parameter: TrainedParameter) -> np.ndarray:
+        """A copy of one of `states` of a parameter, as it is kept (bf16 as uint16)."""
+        flat, first = self.layout.flat(state, parameter)
+        return self.session.read(flat, first, parameter.size).reshape(parameter.shape)
+
+    def set_state(self, state: str, parameter: TrainedParameter, values: np.ndarray) -> None:
+        """Writes what `state` read; `refresh` when all are written."""
+        flat, first = self.layout.flat(state, parameter)
+        self.session.write(flat, values.reshape(-1), first)
+
+    def state_dtype(self, state: str, parameter: TrainedParameter) -> str:
+        """What one of `states` of a parameter is kept in."""
+        return self.dtype(self.layout.flat(state, parameter)[0])
 
     def gradient(self, name: str) -> np.ndarray:
         """A copy of what was accumulated for one trained parameter: fp32."""
@@ -67,7 +88,7 @@ class TrainSession:
     def compute_tensor(self, name: str) -> tuple[str, Memory]:
         """dtype and memory that ops read parameter ``name`` from; it follows training."""
         tensor = self.layout.tensor_name(name)
-        return self.plan.program.tensor(tensor).dtype, self.session.share(tensor)
+        return self.dtype(tensor), self.session.share(tensor)
 
     def step(self, step: Step, index: int, learning_rate: float) -> tuple[float, float]:
         """One optimizer step over its micro-batches. Returns (loss per target token, gradient norm before clipping)."""

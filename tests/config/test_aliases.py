@@ -41,6 +41,8 @@ EXAMPLES = {
     "eval_steps": None,  # needs validation data
     "save_total_limit": "2",
     "seed": "5",
+    "optimizer_state_dtype": "bf16",
+    "master_dtype": "bf16",
     "cuda_graphs": "false",
     "deterministic": "false",
 }

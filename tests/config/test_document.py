@@ -23,7 +23,7 @@ system_prompt bad_rows
 num_epochs max_steps per_device_train_batch_size global_batch_size gradient_accumulation_steps
 lora lora_rank lora_alpha lora_dropout lora_target_modules use_rslora
 optimizer learning_rate lr_scheduler_type warmup_steps warmup_ratio min_lr_ratio wsd_decay_ratio weight_decay
-max_grad_norm adam_beta1 adam_beta2 adam_epsilon
+max_grad_norm adam_beta1 adam_beta2 adam_epsilon optimizer_state_dtype master_dtype
 recipe backend device cuda_graphs deterministic strategy threads memory_budget plugins
 output_dir run_name seed resume_from_checkpoint eval_steps save_steps save_total_limit logging_steps report_to
 """.split()

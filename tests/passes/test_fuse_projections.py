@@ -12,7 +12,7 @@ from surogate_core.passes.fuse_projections import _without_padding, joined_name
 from surogate_core.passes.precision import RECIPES
 from surogate_core.passes.recompute import saved_bytes
 from surogate_core.program.emit import EmitOptions, Emitter
-from surogate_core.program.trainable import TrainableLayout
+from surogate_core.program.trainable import TrainableLayout, TrainedTypes
 from surogate_core.train.optimizers import AdamW
 
 from . import models
@@ -157,7 +157,8 @@ class TestWhatIsJoined:
 class TestLayout:
     def test_parts_are_neighbours_and_keep_their_names(self):
         loaded = models.model(num_hidden_layers=3)
-        plain, joined = (TrainableLayout.of(planned(loaded, LoraSpec(4, 8.0), join), "bf16") for join in (False, True))
+        types = TrainedTypes("bf16")
+        plain, joined = (TrainableLayout.of(planned(loaded, LoraSpec(4, 8.0), j), types) for j in (False, True))
         assert plain.parameters.keys() == joined.parameters.keys()
         assert plain.size == joined.size and plain.groups == joined.groups and not plain.joined
         for name, whole in joined.joined.items():
