@@ -42,6 +42,8 @@ def _notes(op: Op) -> str:
         notes.append("has a gradient rule" + checked)
     if op.in_place is not None:
         notes.append(f"may overwrite `{op.inputs[op.in_place].name}`")
+    if op.rows_apart:
+        notes.append(f"rows of {', '.join(f'`{name}`' for name in op.rows_apart)} may be apart")
     tolerances = ", ".join(f"{dtype} {value:g}" for dtype, value in op.tolerance.relative.items())
     notes.append(f"tolerance {tolerances}")
     return "; ".join(notes)

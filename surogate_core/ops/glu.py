@@ -64,7 +64,7 @@ def _samples(rng, operands: tuple[str, ...]) -> list[Sample]:
 GLU = Op(
     name="glu",
     doc="h[T, N] = activation(gate[T, N]) * up[T, N].",
-    inputs=(Operand("gate", "[T, N]; rows may be apart"), Operand("up", "[T, N], in gate's dtype; rows may be apart")),
+    inputs=(Operand("gate", "[T, N]"), Operand("up", "[T, N], in gate's dtype")),
     outputs=(Operand("h", "[T, N], in gate's dtype"),),
     attrs={"activation": ACTIVATION},
     infer=infer_glu,
@@ -94,8 +94,8 @@ GLU_GRAD = Op(
     doc="dgate = dh * up * activation'(gate), dup = dh * activation(gate).",
     inputs=(
         Operand("dh", "[T, N]"),
-        Operand("gate", "[T, N]; rows may be apart"),
-        Operand("up", "[T, N], in gate's dtype; rows may be apart"),
+        Operand("gate", "[T, N]"),
+        Operand("up", "[T, N], in gate's dtype"),
     ),
     outputs=(Operand("dgate", "[T, N], in gate's dtype"), Operand("dup", "[T, N], in gate's dtype")),
     attrs={"activation": ACTIVATION},
