@@ -4,7 +4,7 @@
 //   dk[j] = scale sum dlogit q, both sums over the queries that see j and over the heads of j's group.
 // Shapes as in attention.cu; delta is f32 [T, H], in the workspace.
 //
-// Floor: 5 products over the visible pairs. Here it is 7, since each sum has a kernel of its own: one block owns a tile
+// Floor: 5 products over the visible pairs. Here it is 7, since each sum has blocks of its own: one block owns a tile
 // of keys of one key-value head and walks over the heads of its group and their queries (4 products), another owns a
 // tile of queries of one head and walks over its keys (3 products). Every sum then stays in registers and is added in
 // one order, with no atomics and no partial sums in memory.
@@ -23,7 +23,7 @@ struct BackwardOperands {
   const float *lse, *delta;
 };
 
-// Tiles of the kernel for dk and dv. Both sums take many registers: heads of 128 spread 32 keys over a team of two
+// Tiles of the blocks for dk and dv. Both sums take many registers: heads of 128 spread 32 keys over a team of two
 // warps, each of which has half of the dims, looks at half of the queries, and hands their weights to the other; heads
 // of 256 sum their dims in two passes, each by a block of its own.
 template <int DIM, int STAGES>
@@ -45,7 +45,7 @@ struct KeyGradTile {
                                    kTeams * kSharedBytes + kKeys * sizeof(TokenRange);
 };
 
-// Tiles of the kernel for dq.
+// Tiles of the blocks for dq.
 template <int DIM>
 struct QueryGradTile {
   static constexpr int kRowTiles = DIM <= 128 ? 2 : 1;
@@ -54,7 +54,6 @@ struct QueryGradTile {
   static constexpr int kKeys = 32;
   static constexpr int kKeyTiles = kKeys / 8;
   static constexpr int kDimTiles = DIM / 8;
-  static constexpr int kBlocks = DIM <= 64 ? 3 : 2;  // on a multiprocessor
   static constexpr int kStages = DIM <= 128 ? 2 : 1;
   static constexpr int kQueryBytes = kQueries * kRowBytes<DIM>;
   static constexpr int kKeyBytes = kKeys * kRowBytes<DIM>;
@@ -229,19 +228,19 @@ struct KeyGradWarp {
   }
 };
 
+// dk and dv of one tile of keys; `number` counts passes, heads and tiles.
 template <int DIM, int STAGES, bool CAPPED>
-__global__ void __launch_bounds__(kAttentionThreads, 2)
-    attention_key_grad(const AttentionShape shape, const BackwardOperands operands) {
+__device__ __forceinline__ void sum_key_grads(const AttentionShape &shape, const BackwardOperands &operands,
+                                              unsigned char *shared, int number) {
   using Tile = KeyGradTile<DIM, STAGES>;
-  extern __shared__ __align__(1024) unsigned char shared[];
   unsigned char *const k_tile = shared, *const v_tile = k_tile + Tile::kKeyBytes;
   unsigned char *const q_tiles = v_tile + Tile::kKeyBytes;  // a stage: queries, then their do
   unsigned char *const weights = q_tiles + STAGES * 2 * Tile::kQueryBytes;
   float *const columns = reinterpret_cast<float *>(weights + Tile::kTeams * Tile::kSharedBytes);  // lse, then delta
   TokenRange *const ranges = reinterpret_cast<TokenRange *>(columns + STAGES * 2 * Tile::kQueries);
 
-  const int pass = blockIdx.x % Tile::kPasses, kv_head = blockIdx.x / Tile::kPasses % shape.kv_heads;
-  const int first = static_cast<int>(blockIdx.x / Tile::kPasses / shape.kv_heads) * Tile::kKeys;
+  const int pass = number % Tile::kPasses, kv_head = number / Tile::kPasses % shape.kv_heads;
+  const int first = number / Tile::kPasses / shape.kv_heads * Tile::kKeys;
   load_tile<DIM, Tile::kKeys>(k_tile, operands.k.head(kv_head), first, shape.tokens);
   load_tile<DIM, Tile::kKeys>(v_tile, operands.v.head(kv_head), first, shape.tokens);
   for (int i = threadIdx.x; i < Tile::kKeys; i += kAttentionThreads) {
@@ -343,17 +342,17 @@ struct QueryGradWarp {
   }
 };
 
+// dq of one tile of queries; `number` counts heads and tiles.
 template <int DIM, bool CAPPED>
-__global__ void __launch_bounds__(kAttentionThreads, QueryGradTile<DIM>::kBlocks)
-    attention_query_grad(const AttentionShape shape, const BackwardOperands operands) {
+__device__ __forceinline__ void sum_query_grads(const AttentionShape &shape, const BackwardOperands &operands,
+                                                unsigned char *shared, int number) {
   using Tile = QueryGradTile<DIM>;
-  extern __shared__ __align__(1024) unsigned char shared[];
   unsigned char *const q_tile = shared;  // then their do
   unsigned char *const k_tiles = q_tile + 2 * Tile::kQueryBytes;  // a stage: keys, then values
   TokenRange *const ranges = reinterpret_cast<TokenRange *>(k_tiles + Tile::kStages * 2 * Tile::kKeyBytes);
 
-  const int head = blockIdx.x % shape.heads, kv_head = head / shape.group;
-  const int first = static_cast<int>((gridDim.x - 1 - blockIdx.x) / shape.heads) * Tile::kQueries;
+  const int head = number % shape.heads, kv_head = head / shape.group;
+  const int first = number / shape.heads * Tile::kQueries;
   const HeadRows<const bf16> k = operands.k.head(kv_head), v = operands.v.head(kv_head);
   load_tile<DIM, Tile::kQueries>(q_tile, operands.q.head(head), first, shape.tokens);
   load_tile<DIM, Tile::kQueries>(q_tile + Tile::kQueryBytes, operands.grad.head(head), first, shape.tokens);
@@ -397,23 +396,36 @@ __global__ void __launch_bounds__(kAttentionThreads, QueryGradTile<DIM>::kBlocks
   store_rows<DIM, Tile::kWarpRows, DIM>(own, operands.dq.head(head), first + warp_row, shape.tokens, 0);
 }
 
+// Blocks that sum dk and dv come first: they are fewer and longer, and those of dq, the longest of them first, fill the
+// multiprocessors as they become free.
 template <int DIM, int STAGES, bool CAPPED>
-void start_key_grad(const sg_call *call, const AttentionShape &shape, const BackwardOperands &operands) {
-  using Tile = KeyGradTile<DIM, STAGES>;
-  launch(attention_key_grad<DIM, STAGES, CAPPED>, ceil_div(shape.tokens, Tile::kKeys) * shape.kv_heads * Tile::kPasses,
-         kAttentionThreads, Tile::kBytes, stream(call), shape, operands);
+__global__ void __launch_bounds__(kAttentionThreads, 2)
+    attention_backward(const AttentionShape shape, const BackwardOperands operands, int key_blocks) {
+  extern __shared__ __align__(1024) unsigned char shared[];
+  if (static_cast<int>(blockIdx.x) < key_blocks) {
+    sum_key_grads<DIM, STAGES, CAPPED>(shape, operands, shared, blockIdx.x);
+  } else {
+    sum_query_grads<DIM, CAPPED>(shape, operands, shared, gridDim.x - 1 - blockIdx.x);
+  }
+}
+
+template <int DIM, int STAGES, bool CAPPED>
+void start_stages(const sg_call *call, const AttentionShape &shape, const BackwardOperands &operands) {
+  using KeyTile = KeyGradTile<DIM, STAGES>;
+  using QueryTile = QueryGradTile<DIM>;
+  const int64_t key_blocks = ceil_div(shape.tokens, KeyTile::kKeys) * shape.kv_heads * KeyTile::kPasses;
+  const int64_t query_blocks = ceil_div(shape.tokens, QueryTile::kQueries) * shape.heads;
+  launch(attention_backward<DIM, STAGES, CAPPED>, key_blocks + query_blocks, kAttentionThreads,
+         std::max(KeyTile::kBytes, QueryTile::kBytes), stream(call), shape, operands, static_cast<int>(key_blocks));
 }
 
 template <int DIM, bool CAPPED>
 void start_backward(const sg_call *call, const AttentionShape &shape, const BackwardOperands &operands) {
   if (DIM <= 128 && KeyGradTile<DIM, 2>::kBytes <= device().shared_memory) {
-    start_key_grad<DIM, DIM <= 128 ? 2 : 1, CAPPED>(call, shape, operands);
+    start_stages<DIM, DIM <= 128 ? 2 : 1, CAPPED>(call, shape, operands);
   } else {
-    start_key_grad<DIM, 1, CAPPED>(call, shape, operands);
+    start_stages<DIM, 1, CAPPED>(call, shape, operands);
   }
-  using Tile = QueryGradTile<DIM>;
-  launch(attention_query_grad<DIM, CAPPED>, ceil_div(shape.tokens, Tile::kQueries) * shape.heads, kAttentionThreads,
-         Tile::kBytes, stream(call), shape, operands);
 }
 
 bool same_heads(const sg_tensor *t, const sg_tensor *like) { return is_heads(t, like->dtype) && same_shape(t, like); }
