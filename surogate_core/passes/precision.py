@@ -50,7 +50,26 @@ def precision(graph: Graph, recipe: Recipe) -> Graph:
         for node in region.nodes():
             if "out_dtype" in node.attrs:
                 node.attrs["out_dtype"] = recipe.classes.get(node.attrs["out_dtype"], node.attrs["out_dtype"])
+        _drop_idle_casts(graph, region)
     return check(graph.record(f"precision({recipe.name})"))
+
+
+def _drop_idle_casts(graph: Graph, region: Region) -> None:
+    """Casts between the classes of a recipe that gives both one dtype."""
+    same: dict[Value, Value] = {}
+    for nodes in (region.forward, region.backward):
+        kept = []
+        for node in nodes:
+            node.inputs = tuple(same.get(v, v) for v in node.inputs)
+            if node.op == "cast" and node.inputs[0].dtype == node.outputs[0].dtype:
+                same[node.outputs[0]] = node.inputs[0]
+            else:
+                kept.append(node)
+        nodes[:] = kept
+    if same:
+        region.carry_out = tuple(same.get(v, v) for v in region.carry_out)
+        region.grad_out = tuple(same.get(v, v) for v in region.grad_out)
+        graph.outputs = {name: same.get(v, v) for name, v in graph.outputs.items()}
 
 
 def _values(region: Region):
