@@ -6,6 +6,7 @@ from collections import Counter
 from typing import Any
 
 from .. import engine
+from ..engine import cuda
 from ..model.binding import IN_PLACE
 from .machine import describe_machine
 from .prepare import Prepared, checkpoint_bytes
@@ -73,7 +74,7 @@ def fast_paths(prepared: Prepared, planned: dict[str, Any]) -> list[tuple[str, b
          f"bins are {prepared.loader.packing_efficiency:.0%} full" if config.sample_packing else "sample_packing is false"),
         ("weights read in place", not copied, copied or "no frozen matrix is copied or dequantised"),
     ]
-    return paths + _kernel_paths(planned)
+    return paths + _kernel_paths(planned, config.backend)
 
 
 def _joined(prepared: Prepared) -> tuple[bool, str]:
@@ -100,13 +101,15 @@ def _copied(prepared: Prepared) -> str:
     return ", ".join(f"{n} {d} matrices are copied as {prepared.recipe.compute}" for d, n in copied.items())
 
 
-def _kernel_paths(planned: dict[str, Any]) -> list[tuple[str, bool, str]]:
-    """Each kind of kernel: in how many instructions it runs, or why in none."""
+def _kernel_paths(planned: dict[str, Any], backend: str) -> list[tuple[str, bool, str]]:
+    """Each kind of kernel of the backend: in how many instructions it runs, or why in none."""
     used = Counter(i["kernel"] for i in planned["instructions"])
     outranked = {name for i in planned["instructions"] for name, _, score in i["candidates"] if score > 0}
     features = engine.cpu_features()
     paths = []
-    for name in sorted({k["name"] for k in engine.kernels()}):
+    if backend == "cuda" and cuda.without_cudnn() is not None:
+        paths.append(("attention through cuDNN", False, str(cuda.without_cudnn())))
+    for name in sorted({k["name"] for k in engine.kernels() if k["backend"] == backend}):
         lacking = [feature for feature, has in features.items() if feature.startswith(name.split("_")[0]) and not has]
         if used.get(name):
             paths.append((f"{name} kernels", True, f"{used[name]} instructions"))

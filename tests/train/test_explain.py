@@ -89,7 +89,8 @@ def test_a_processor_that_lacks_something_is_named(root, monkeypatch):
     planned = engine.plan(prepared.plan.program.to_bytes(), "cpu", 1)
     for instruction in planned["instructions"]:
         instruction |= {"kernel": "avx2", "candidates": [("avx2", "cpu", 1)]}
-    kinds = [{"name": name} for name in ("avx2", "avx512", "avx512bf16", "amx")]
+    kinds = [{"name": name, "backend": "cpu"} for name in ("avx2", "avx512", "avx512bf16", "amx")]
+    kinds.append({"name": "cudnn", "backend": "cuda"})
     features = {"avx2": True, "avx512f": True, "avx512bf16": False, "amxbf16": False}
     monkeypatch.setattr(engine, "kernels", lambda: kinds)
     monkeypatch.setattr(engine, "cpu_features", lambda: features)
@@ -97,6 +98,7 @@ def test_a_processor_that_lacks_something_is_named(root, monkeypatch):
     assert found["avx2 kernels"] == (True, f"{len(planned['instructions'])} instructions")
     assert found["avx512bf16 kernels"] == (False, "this processor lacks avx512bf16")
     assert found["amx kernels"] == (False, "this processor lacks amxbf16")
+    assert "cudnn kernels" not in found, "of another backend"
 
 
 def test_a_kernel_that_another_outranks_is_told_from_one_that_has_no_call(root):
