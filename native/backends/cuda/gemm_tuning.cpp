@@ -105,7 +105,7 @@ bool can_run(const CublasLt &library, const ProductDescriptors &descriptors, con
 // few such algorithms; these are its own, split otherwise.
 void add_splits(const CublasLt &library, const GemmProblem &p, const ProductDescriptors &descriptors,
                 std::vector<Algorithm> *algorithms) {
-  constexpr size_t kBases = 6;
+  constexpr size_t kBases = 4;
   constexpr int64_t kShortestPart = 128, kTile = 128;
   if (ceil_div(p.m, kTile) * ceil_div(p.n, kTile) >= device().units) return;
   const std::vector<Algorithm> bases(algorithms->begin(),
@@ -329,7 +329,7 @@ std::optional<Choice> choose(const CublasLt &library, const GemmProblem &problem
     const auto &algorithm = choice.algorithm;
     if (algorithm.has_value() ? can_run(library, descriptors, *algorithm) : can_run_narrow(problem)) return choice;
   }
-  std::vector<Algorithm> listed = candidates(library, problem, descriptors, 16, is_narrow(problem) ? 24 : 8);
+  std::vector<Algorithm> listed = candidates(library, problem, descriptors, 16, is_narrow(problem) ? 16 : 8);
   add_splits(library, problem, descriptors, &listed);
   std::vector<Choice> found;
   if (can_run_narrow(problem)) found.push_back({});
