@@ -22,8 +22,7 @@ from .loaded import LoadedModel
 class TrainPlan:
     """A training program, the graph it came from, and what was decided on the way.
 
-    saved_bytes: activations kept from forward to backward, before and after recomputation. resident_bytes: what the program
-    holds while it runs: arenas, scratch memory and weights.
+    saved_bytes: activations kept from forward to backward, before and after recomputation. planned: `engine.plan` of it.
     """
 
     graph: Graph
@@ -31,12 +30,29 @@ class TrainPlan:
     layout: TrainableLayout
     bindings: Mapping[str, int]
     saved_bytes: tuple[int, int]
-    resident_bytes: int
+    planned: Mapping[str, Any]
+
+    @property
+    def resident_bytes(self) -> int:
+        """What the program holds while it runs: arenas, scratch memory and weights."""
+        return sum(self.planned["arenas"].values()) + self.planned["workspace"] + sum(self.planned["external"].values())
 
     @property
     def joins_projections(self) -> bool:
         """Whether products that read the same input are one. Programs that share its weights must be planned alike."""
         return any(name.startswith("fuse_projections") for name in self.graph.history)
+
+
+class TooLarge(TrainingError):
+    """No plan fits the budget. ``plan``: the least, with everything recomputed."""
+
+    def __init__(self, plan: TrainPlan, memory_budget: int) -> None:
+        super().__init__(
+            f"the training program needs at least {plan.resident_bytes:,} bytes with everything recomputed, and may take "
+            f"{memory_budget:,}",
+            "Lower per_device_train_batch_size or sequence_len, or raise memory_budget.",
+        )
+        self.plan = plan
 
 
 def training_program(
@@ -50,9 +66,9 @@ def training_program(
     master, states: dtypes of trained matrices ("f32", or what the recipe computes in) and of what the optimizer keeps.
 
     memory_budget: bytes that the program may hold, weights included, when ``backend`` runs it with ``threads``; None for no
-    limit. join_projections: products that read the same input become one (for a backend that copies weights anyway, and
-    takes rows that lie apart). deterministic: False lets attention's backward add in any order. Raises TrainingError, before
-    anything is allocated, when not even full recomputation fits it.
+    limit; 0 for the least there is, with everything recomputed, whatever that takes. join_projections: products that read the same input become one (for a backend that copies weights anyway, and
+    takes rows that lie apart). deterministic: False lets attention's backward add in any order. Raises TooLarge, before
+    anything is allocated, when not even full recomputation fits the budget.
     """
     def build(saved_budget: int | None) -> TrainPlan:
         graph = trace(model.dsl(), "loss", max_positions)
@@ -63,7 +79,7 @@ def training_program(
                 for value in region.params.values():
                     value.trainable = True
         if join_projections:
-            fuse_projections(graph, weights.dtypes(graph))
+            fuse_projections(graph, weights.dtypes(graph), _joins_adapters(adapter))
         fuse(autodiff(graph))
         if not deterministic:
             _allow_any_order(graph)
@@ -77,9 +93,10 @@ def training_program(
         options = EmitOptions(bindings, recipe.compute, weights.dtypes(graph), optimizer, master, states)
         program, layout = emit(graph, options), TrainableLayout.of(graph, TrainedTypes(recipe.compute, master, states))
         planned = engine.plan(program.to_bytes(), backend, threads, device)
-        resident = sum(planned["arenas"].values()) + planned["workspace"] + sum(planned["external"].values())
-        return TrainPlan(graph, program, layout, bindings, (before, saved_bytes(graph, bindings)), resident)
+        return TrainPlan(graph, program, layout, bindings, (before, saved_bytes(graph, bindings)), planned)
 
+    if memory_budget == 0:
+        return build(0)
     plan = build(None)
     if memory_budget is None or plan.resident_bytes <= memory_budget:
         return plan
@@ -103,20 +120,16 @@ def _fit(build: Callable[[int | None], TrainPlan], plan: TrainPlan, memory_budge
             return plan
         if budget == 0:
             break
-    raise TrainingError(
-        f"the training program needs at least {_mib(plan.resident_bytes)} MiB with everything recomputed, and may take "
-        f"{_mib(memory_budget)} MiB",
-        "Lower per_device_train_batch_size or sequence_len, or raise memory_budget.",
-    )
-
-
-def _mib(size: int) -> str:
-    return f"{size / 2**20:,.1f}"
+    raise TooLarge(plan, memory_budget)
 
 
 def _forward(model: LoadedModel, output: str, max_positions: int, adapter: LoraSpec | None) -> Graph:
     graph = trace(model.dsl(), output, max_positions)
     return graph if adapter is None else lora(graph, adapter, trainable=False)
+
+
+def _joins_adapters(adapter: LoraSpec | None) -> bool:
+    return adapter is None or adapter.dropout == 0
 
 
 def _packed(
@@ -126,7 +139,7 @@ def _packed(
     """Forward over packed documents; ``dtypes``, of the stored parameters, joins projections."""
     graph = _forward(model, output, max_positions, adapter)
     if dtypes is not None:
-        fuse_projections(graph, dtypes(graph))
+        fuse_projections(graph, dtypes(graph), _joins_adapters(adapter))
     return dead_code(precision(fuse(graph), recipe))
 
 

@@ -26,12 +26,16 @@ ADDEND = 3
 """Index of a linear's addend."""
 
 
-def fuse_projections(graph: Graph, dtypes: Mapping[str, str]) -> Graph:
-    """``dtypes``: stored dtype of every frozen parameter by full name ("layers.0.attn.q.weight")."""
+def fuse_projections(graph: Graph, dtypes: Mapping[str, str], adapters: bool = True) -> Graph:
+    """``dtypes``: stored dtype of every frozen parameter by full name ("layers.0.attn.q.weight"). ``adapters``: whether
+    adapters' first halves are joined too; not where they are trained with dropout, whose inputs differ from each other.
+
+    Programs that share their parameters' memory are planned alike: what is joined does not depend on what is trained.
+    """
     count = 0
     for region in graph.layer_regions():
         layers = [i for i, name in enumerate(graph.layers) if name == region.name]
-        for members in _groups(_Body(graph, region, layers, dtypes)):
+        for members in _groups(_Body(graph, region, layers, dtypes, adapters)):
             _fuse(graph, region, members)
             count += 1
     return check(graph.record(f"fuse_projections({count} products)"))
@@ -51,6 +55,7 @@ class _Body:
     region: Region
     layers: list[int]
     dtypes: Mapping[str, str]
+    adapters: bool
 
     def __post_init__(self) -> None:
         self.readers: dict[Value, list[tuple[Node, int]]] = {}
@@ -65,6 +70,8 @@ class _Body:
         if node.op != "linear" or node.inputs[ADDEND] is not None:
             return None
         x, weight, bias = node.inputs[:3]
+        if weight.role == "lora_a" and not self.adapters:
+            return None
         params = [weight] if bias is None else [weight, bias]
         if any(p.kind != PARAM or p.name not in self.region.params or len(self.readers[p]) != 1 for p in params):
             return None
@@ -104,7 +111,7 @@ def _without_padding(members: list[Node]) -> list[Node]:
     """Trained parameters start at multiples of the layout's alignment: all but the last of a group must fill their place."""
 
     def fills(node: Node) -> bool:
-        params = [v for v in node.inputs[1:3] if v is not None and v.trainable]
+        params = [v for v in node.inputs[1:3] if v is not None]
         return all(math.prod(p.shape) % PARAMETER_ALIGNMENT == 0 for p in params)
 
     return [*filter(fills, members), *[m for m in members if not fills(m)][:1]]

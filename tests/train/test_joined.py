@@ -30,8 +30,8 @@ def joining(monkeypatch):
 
 @pytest.mark.parametrize("settings", [
     {}, {"lora": False, "learning_rate": 3e-3}, {"recipe": "bf16"}, {"lora_target_modules": ["q_proj", "v_proj", "up_proj"]},
-    {"memory_budget": "1200KiB"},
-], ids=["lora", "full", "bf16", "some", "recomputed"])
+    {"memory_budget": "1200KiB"}, {"lora_dropout": 0.2}, {"lora_rank": 3},
+], ids=["lora", "full", "bf16", "some", "recomputed", "dropout", "odd rank"])
 def test_a_run_takes_the_same_course(root, settings, request):
     keys = {"num_epochs": 2, "validation_split": 0.2, "eval_steps": 4, "output_dir": str(root / "apart"), **settings}
     apart = runs.run(runs.config(root, **keys))
