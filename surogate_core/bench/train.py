@@ -173,6 +173,8 @@ def _facts(workload: Workload, backend: str, device: int) -> dict[str, Any]:
         "settings": {
             "sequence_len": config.sequence_len, "batch": config.per_device_train_batch_size,
             "accumulation": config.gradient_accumulation_steps, "recipe": config.recipe, "optimizer": repr(prepared.optimizer),
+            "master_dtype": config.master_dtype, "optimizer_state_dtype": config.optimizer_state_dtype,
+            "graphs": config.cuda_graphs, "deterministic": config.deterministic,
             "memory_budget": prepared.budget, "recomputed": prepared.plan.saved_bytes[1] < prepared.plan.saved_bytes[0],
             "passes": prepared.plan.graph.history, "threads": workload.session.session.threads,
         },
