@@ -220,7 +220,7 @@ size_t Session::workspace_bytes() const {
 
 std::string Session::tuning(size_t instruction) const {
   const Step &step = steps_[instruction];
-  char text[kErrorSize] = "";
+  char text[4096] = "";
   if (!prepared_ || step.choice.kernel->table.tuning == nullptr ||
       step.choice.kernel->table.tuning(&step.call, text, sizeof(text)) != SG_OK) {
     return "";
