@@ -39,7 +39,7 @@ RowGrid row_grid(std::initializer_list<const sg_tensor *> operands) {
   const sg_tensor *x = *operands.begin();
   RowGrid grid{num_rows(x), 1, last_dim(x)};
   for (const sg_tensor *t : operands) {
-    if (t != nullptr && !is_dense(t)) grid.inner = num_rows(x) / x->shape[0];
+    if (t != nullptr && grid.rows > 0 && !is_dense(t)) grid.inner = grid.rows / x->shape[0];
   }
   return grid;
 }
