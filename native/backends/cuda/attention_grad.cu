@@ -421,11 +421,12 @@ void start_stages(const sg_call *call, const AttentionShape &shape, const Backwa
 
 template <int DIM, bool CAPPED>
 void start_backward(const sg_call *call, const AttentionShape &shape, const BackwardOperands &operands) {
-  if (DIM <= 128 && KeyGradTile<DIM, 2>::kBytes <= device().shared_memory) {
-    start_stages<DIM, DIM <= 128 ? 2 : 1, CAPPED>(call, shape, operands);
-  } else {
-    start_stages<DIM, 1, CAPPED>(call, shape, operands);
+  if constexpr (DIM == 128) {
+    if (KeyGradTile<DIM, 2>::kBytes > device().shared_memory) {  // as on sm_89 and sm_120
+      return start_stages<DIM, 1, CAPPED>(call, shape, operands);
+    }
   }
+  start_stages<DIM, DIM <= 128 ? 2 : 1, CAPPED>(call, shape, operands);
 }
 
 bool same_heads(const sg_tensor *t, const sg_tensor *like) { return is_heads(t, like->dtype) && same_shape(t, like); }

@@ -46,7 +46,7 @@ __device__ inline void load_matrices_transposed(uint32_t (&to)[4], uint32_t row)
 // A barrier for THREADS threads in whole warps, which name the same one of 1 to 15 (0 is the block's).
 template <int BARRIER, int THREADS>
 __device__ inline void sync_warps() {
-  asm volatile("barrier.sync %0, %1;\n" ::"n"(BARRIER), "n"(THREADS) : "memory");
+  asm volatile("bar.sync %0, %1;\n" ::"n"(BARRIER), "n"(THREADS) : "memory");
 }
 
 // c += a * b
