@@ -8,8 +8,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from surogate_core import engine
 from surogate_core.engine import cuda
+from surogate_core.errors import ConfigError, EngineError
 from surogate_core.plugins import get_manager
+
+from ..train import runs
 
 
 class Driver:
@@ -127,3 +131,15 @@ def test_the_module_that_the_kernel_runs(monkeypatch, tmp_path):
 def test_a_driver_that_does_not_answer(machine):
     machine(SimpleNamespace(cuDriverGetVersion=lambda version: 1))
     assert "does not tell its version" in cuda.unavailable()
+
+
+def test_whoever_asks_for_the_device_gets_the_reason(machine, root):
+    """The engine's functions, and a run that is configured for it, before anything is read or allocated."""
+    machine(OSError("no such file"))
+    engine.load_backend.cache_clear()
+    for ask in (lambda: engine.load_backend("cuda"), lambda: engine.device_info("cuda"), lambda: engine.Memory("cuda", 64)):
+        with pytest.raises(EngineError, match="backend 'cuda' cannot be used here: no driver"):
+            ask()
+    with pytest.raises(ConfigError, match="backend 'cuda' cannot be used here: no driver"):
+        runs.run(runs.config(root, backend="cuda", model=str(root / "nothing")))
+    assert runs.run(runs.config(root, backend="auto", max_steps=1)).status == "completed"
