@@ -6,7 +6,7 @@ Driven by records and by the engine's registry, so that a plugin's op or kernel 
 
 A kernel gets its operands between guard bytes and its outputs poisoned. It must write every element and nothing else,
 agree with the reference within the record's tolerance, give the same bits with any number of threads, and do the same
-in place where it says that it can.
+in place where it says that it can, and on operands whose rows lie apart where the record says so.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 
 from .. import engine
 from ..weights.quants import dequantize, quantize
-from .record import Op, Sample, TensorType
+from .record import Op, Operand, Sample, TensorType
 
 _GUARD = 64  # bytes on each side of an operand
 _POISON = 0xFF  # as float: NaN; as integer: -1
@@ -34,6 +34,8 @@ class Stored:
     array: np.ndarray
     dtype: str
     shape: tuple[int, ...]
+    gaps: tuple[np.ndarray, ...] = ()
+    """What lies between the rows."""
 
     @classmethod
     def of(cls, values: np.ndarray, dtype: str) -> Stored:
@@ -56,12 +58,26 @@ class Stored:
             array[...] = self.array
         return Stored(array, self.dtype, self.shape)
 
+    def apart(self, before: int, after: int, poisoned: bool = False) -> Stored:
+        """A copy whose rows (indices of the first axis) are columns of a wider matrix, with ``before`` and ``after`` elements
+        beside them; ``poisoned`` keeps only its form."""
+        rows, size = self.shape[0], self.array.dtype.itemsize
+        row = self.array[:1].size
+        memory = np.full(rows * (before + row + after) * size + 2 * _GUARD, _POISON, np.uint8)
+        wide = memory[_GUARD:-_GUARD].reshape(rows, -1)
+        first, last = before * size, (before + row) * size
+        array = wide[:, first:last].view(self.array.dtype).reshape(self.array.shape)
+        if not poisoned:
+            array[...] = self.array
+        return Stored(array, self.dtype, self.shape, (wide[:, :first], wide[:, last:]))
+
     @property
     def guards_intact(self) -> bool:
         memory = self.array
         while memory.base is not None:
             memory = memory.base
-        return bool((memory[:_GUARD] == _POISON).all() and (memory[-_GUARD:] == _POISON).all())
+        beside = (memory[:_GUARD], memory[-_GUARD:], *self.gaps)
+        return all((part == _POISON).all() for part in beside)
 
     @property
     def operand(self) -> tuple[np.ndarray, str, tuple[int, ...]]:
@@ -118,6 +134,14 @@ class Case:
             outputs = self.record.store(outputs, dtypes, inputs, self.attrs)
         return [np.asarray(o) for o in outputs]
 
+    def _placed(self, operand: Operand, stored: Stored | None, poisoned: bool, apart: bool) -> Stored | None:
+        """Rows apart leave odd addresses in every other sample, and ones that suit wide loads in the others."""
+        if stored is None:
+            return None
+        if apart and operand.name in self.record.rows_apart and stored.array.ndim > 1 and stored.array.size:
+            return stored.apart(*((8, 16) if self.index % 2 else (3, 2)), poisoned)
+        return stored.guarded(poisoned)
+
     def can_run_in_place(self, kernel: Mapping[str, Any]) -> bool:
         """Whether output 0 can be the operand that the kernel offers to overwrite."""
         index = kernel["in_place_input"]
@@ -127,13 +151,10 @@ class Case:
             return False
         return (source.dtype, source.shape) == (target.dtype, target.shape)
 
-    def run(self, kernel: Mapping[str, Any], threads: int, in_place: bool = False) -> Run:
-        """Raises EngineError."""
-        inputs = [None if t is None else t.guarded() for t in self.inputs]
-        outputs = [
-            None if form is None else form.guarded(poisoned=not operand.inout)
-            for operand, form in zip(self.record.outputs, self.outputs)
-        ]
+    def run(self, kernel: Mapping[str, Any], threads: int, in_place: bool = False, apart: bool = False) -> Run:
+        """``apart``: operands that the record names in rows_apart lie so. Raises EngineError."""
+        inputs = [self._placed(o, t, False, apart) for o, t in zip(self.record.inputs, self.inputs)]
+        outputs = [self._placed(o, t, not o.inout, apart) for o, t in zip(self.record.outputs, self.outputs)]
         if in_place:
             outputs[0] = inputs[kernel["in_place_input"]]
         engine.run_op(
@@ -240,5 +261,19 @@ def check_kernel(kernel: Mapping[str, Any], all_cases: Sequence[Case], threads: 
                 problems.append(f"{count} threads give other bits than {threads[0]}")
         if case.can_run_in_place(kernel):
             problems += [f"in place: {problem}" for problem in case.run(kernel, threads[-1], in_place=True).problems()]
+        if case.record.rows_apart:
+            problems += _problems_apart(case, kernel, threads[-1])
         verdict.problems += [f"{case}: {problem}" for problem in problems]
     return verdict
+
+
+def _problems_apart(case: Case, kernel: Mapping[str, Any], threads: int) -> list[str]:
+    problems = []
+    for in_place in (False, True) if case.can_run_in_place(kernel) else (False,):
+        where = "rows apart, in place" if in_place else "rows apart"
+        try:
+            found = case.run(kernel, threads, in_place, apart=True).problems()
+        except engine.EngineError as error:
+            found = [error.message]
+        problems += [f"{where}: {problem}" for problem in found]
+    return problems
