@@ -104,8 +104,8 @@ class Op:
     flops(inputs, attrs) -> multiply-add operations counted as two; 0 for ops bound by memory.
     samples(rng) -> conformance cases: odd, empty and large shapes.
     in_place: index of the input whose storage output 0 may take over when that input is not used again, or None.
-    rows_apart: operands that may be columns of a wider matrix: every axis but the first is dense, rows lie apart. All
-        kernels of a backend that joins projections take them so. The gradient of an input that is named here is made by
+    rows_apart: operands that may be columns of a wider matrix: every axis but the first is dense, rows lie apart. A
+        backend that joins projections has a kernel that takes them so. The gradient of an input that is named here is made by
         an op that names its output, or is the gradient of the op's result itself.
     differentiable: input names that finite differences are checked on (level 2); empty when there is no gradient.
     compute_inputs: inputs that the op wants in the recipe's compute dtype (operands of matrix products); the `precision`

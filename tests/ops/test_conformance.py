@@ -103,3 +103,14 @@ def test_infinities_must_match_exactly():
     output = conformance.Stored.of(np.array([np.inf, 1.0]), "f32")
     assert conformance.difference(output, np.array([np.inf, 1.0]), Tolerance()) is None
     assert conformance.difference(output, np.array([-np.inf, 1.0]), Tolerance()) is not None
+
+
+def test_what_is_written_between_rows_is_seen():
+    stored = conformance.Stored.of(np.arange(12.0).reshape(2, 3, 2), "bf16")
+    wide = stored.apart(3, 2)
+    assert wide.guards_intact and np.array_equal(wide.values, stored.values)
+    assert wide.array.strides == (22, 4, 2)
+    for side in (0, 1):
+        broken = stored.apart(3, 2)
+        broken.gaps[side][1, 0] = 7
+        assert not broken.guards_intact
