@@ -33,7 +33,9 @@ def rows(output: str) -> list[dict]:
 
 def test_every_script_is_run_here():
     scripts = {path.name for path in FOLDER.glob("*.py")} - {"common.py", "kernels_cpu.py"}
-    assert scripts == {"train_cpu.py", "decode_cpu.py", "ceilings_cpu.py", "rounds.py", "kernels_cuda.py"}
+    assert scripts == {
+        "train_cpu.py", "decode_cpu.py", "ceilings_cpu.py", "rounds.py", "kernels_cuda.py", "loss_curve_cuda.py",
+    }
 
 
 def test_training(model):
@@ -80,6 +82,23 @@ def test_kernels_alone():
     assert [row["bench"] for row in found] == ["ceilings"] + ["kernel"] * 5
     assert all(row["us"] > 0 and row["kernel"] for row in found[1:])
     assert {row["op"] for row in found[1:] if "tflops" in row} == {"attention_grad"}
+
+
+def test_loss_curve_beside_torch(tmp_path):
+    pytest.importorskip("transformers", reason="the other curves are of torch: pip install 'surogate-core[test]'")
+    curves = tmp_path / "curves.json"
+    found = rows(start("loss_curve_cuda.py", "--device", "cpu", "--steps", "4", "--compared", "2", "--sequence-len", "32",
+                       "--sequences", "4", "--micro-batch", "2", "--layers", "2", "--hidden", "32", "--intermediate", "64",
+                       "--heads", "2", "--kv-heads", "1", "--curves", str(curves)))
+    verdicts = {row["run"]: row for row in found if row["bench"] == "loss-curve-verdict"}
+    assert verdicts.keys() == {"ours-bf16", "ours-pure-bf16"}
+    differences = {row["run"]: row["largest_difference"] for row in found if row["bench"] == "loss-curve"}
+    assert len(differences) == 6 and all(value < 0.01 for value in differences.values())
+    bits = {row["way"]: row for row in found if row["bench"] == "loss-curve-bits"}
+    assert len(bits) == 5 and all(row["equal"] for row in bits.values())
+    assert bits["recomputed"]["saved_bytes"][1] < bits["recomputed"]["saved_bytes"][0]
+    assert bits["resumed"]["first_step"] == 2
+    assert all(len(losses) == 4 for losses in json.loads(curves.read_text()).values())
 
 
 def test_rounds_take_medians_of_rows_that_had_their_cores(tmp_path):
