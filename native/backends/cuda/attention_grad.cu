@@ -9,8 +9,9 @@
 // tile of queries of one head and walks over its keys (3 products). Every sum then stays in registers and is added in
 // one order, with no atomics and no partial sums in memory.
 //
-// bf16: weights and their gradients never leave the registers: rows of a warp are what it owns, so that what one
-// product gives is, rounded, the left operand of the next. The next tile of the loop arrives while one is multiplied.
+// bf16: a warp owns rows, so that what one product gives is, rounded, the left operand of the next: weights and their
+// gradients stay in registers, but for what two warps exchange that share the keys of heads of 128. The next tile of the
+// loop arrives while one is multiplied. Both kinds of blocks are started by one launch.
 #include "attention_grad_f32.cuh"
 #include "attention_tile.cuh"
 
@@ -37,7 +38,6 @@ struct KeyGradTile {
   static constexpr int kQueries = DIM == 128 ? 64 : 32;
   static constexpr int kOwnQueries = kQueries / kTeam;
   static constexpr int kDims = DIM / kPasses / kTeam;  // that a warp sums
-  static constexpr int kStages = STAGES;
   static constexpr int kQueryBytes = kQueries * kRowBytes<DIM>;
   static constexpr int kKeyBytes = kKeys * kRowBytes<DIM>;
   static constexpr int kSharedBytes = kTeam > 1 ? kWarpRows * kRowBytes<kQueries> : 0;  // weights, of a team
