@@ -8,9 +8,9 @@ A Llama of 76 million random parameters, saved by transformers and opened by bot
 documentation and of Python's standard library: the same sequences in the same order, AdamW, clipping to norm 1, one
 schedule. A line of JSON a run has the largest and the mean difference to torch in fp32 (TF32 off) over the last steps.
 Ours is within noise where its mean is at most twice that of torch in the same formats: bf16 autocast beside recipe
-bf16, weights and AdamW's states in bf16 beside pure_bf16 with the same (ours round stochastically, torch to nearest). Then
-ours against itself: the same bits again, kernel by kernel, with activations recomputed, and resumed from a checkpoint
-of the middle.
+bf16, weights and AdamW's states in bf16 beside pure_bf16 with the same (ours round stochastically, torch to nearest).
+Then ours against itself: the same bits again, kernel by kernel, with activations recomputed, and resumed from a
+checkpoint of the middle.
 """
 
 from __future__ import annotations
