@@ -61,6 +61,25 @@ def test_bench_train(method):
     assert found["device"]["num_units"] >= 1 and found["seed"] == 1234 and found["versions"]["numpy"]
 
 
+@pytest.mark.cuda
+@pytest.mark.parametrize("method", [["--lora-rank", "4"], ["--full", "--optimizer-state-dtype", "bf16"]])
+def test_bench_train_on_a_device(method):
+    found = json.loads(shown("bench", "train", "tiny", *SMALL[:-1], "cuda", *method, "--steps", "3"))
+    assert found["backend"] == "cuda" and found["kernels_run_one_by_one"] == {}
+    assert found["loss"]["first"] == pytest.approx(np.log(512), abs=0.3)
+    assert found["memory"]["taken_of_device"] >= found["memory"]["program"]
+    assert found["versions"]["cuBLASLt"] and found["device"]["architecture"] >= 80
+    text = shown("profile", "tiny", *SMALL[:-1], "cuda", *method)
+    assert "attention_grad" in text and "adamw" in text
+
+
+@pytest.mark.cuda
+def test_ceilings_of_a_device(monkeypatch):
+    monkeypatch.undo()
+    found = ceilings.measure_ceilings("cuda", seconds=0.1)
+    assert found.gemm_peak >= 0.9 * found.gemm_sustained > 0 and found.copy > 1e11
+
+
 def test_bench_of_a_configuration_counts_useful_tokens_apart(tmp_path):
     runs.write_model(tmp_path / "model")
     runs.write_rows(tmp_path / "chat.jsonl", runs.chats(6))
