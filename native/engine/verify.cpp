@@ -12,7 +12,10 @@ namespace {
 
 constexpr uint64_t kMaxAlignment = 4096;
 
-std::string quoted(const char *name) { return "'" + std::string(name) + "'"; }
+std::string quoted(const char *name) {
+  std::string text("'");
+  return text.append(name).append("'");
+}
 
 void check_arenas_and_storages(const Program &program) {
   for (const Arena &arena : program.arenas()) {
@@ -265,6 +268,182 @@ bool coincide(const Tensor &a, const Tensor &b) {
          std::equal(a.layout.strides, a.layout.strides + a.layout.rank, b.layout.strides);
 }
 
+// Which instructions of an entry are over before which begin: those earlier on the same stream, and what waits lead to.
+class Clocks {
+ public:
+  Clocks(const Program &program, const Entry &entry) : program_(program), first_(entry.first) {
+    for (uint32_t i = 0; i < entry.count; ++i) {
+      streams_ = std::max<size_t>(streams_, program.instructions()[first_ + i].stream + size_t{1});
+    }
+    seen_.resize(streams_ * entry.count);
+    std::vector<std::vector<uint32_t>> last(streams_, std::vector<uint32_t>(streams_));
+    for (uint32_t i = 0; i < entry.count; ++i) {
+      const Instruction &instruction = program.instructions()[first_ + i];
+      std::vector<uint32_t> &clock = last[instruction.stream];
+      for (int32_t waited : instruction.waits) {
+        const uint32_t *other = &seen_[streams_ * (static_cast<uint32_t>(waited) - first_)];
+        for (size_t s = 0; s < streams_; ++s) clock[s] = std::max(clock[s], other[s]);
+      }
+      clock[instruction.stream] = i + 1;
+      std::copy(clock.begin(), clock.end(), seen_.begin() + static_cast<std::ptrdiff_t>(streams_ * i));
+    }
+  }
+
+  size_t streams() const { return streams_; }
+  bool before(uint32_t earlier, uint32_t later) const {
+    const uint32_t stream = program_.instructions()[earlier].stream;
+    return earlier < later && seen_[streams_ * (later - first_) + stream] > earlier - first_;
+  }
+
+ private:
+  const Program &program_;
+  uint32_t first_;
+  size_t streams_ = 0;
+  // For each instruction, stream by stream: how far into the entry the last instruction lies, counted from 1, that is over
+  // before it begins; its own place on its own stream.
+  std::vector<uint32_t> seen_;
+};
+
+// Whether streams order all that meets in memory. Storages of an arena that share bytes are one place, whatever they hold.
+class Order {
+ public:
+  explicit Order(const Program &program) : program_(program) {}
+
+  void check(const Entry &entry) {
+    const auto first = program_.instructions().begin() + entry.first;
+    const auto on_other_stream = [&](const Instruction &i) { return i.stream != first->stream; };
+    if (entry.count == 0 || std::none_of(first, first + entry.count, on_other_stream)) return;
+    const Clocks clocks(program_, entry);
+    entry_ = &entry, clocks_ = &clocks;
+    places_.assign(program_.arenas().size() + program_.storages().size(), {});
+    for (uint32_t i = entry.first; i < entry.first + entry.count; ++i) {
+      const Instruction &instruction = program_.instructions()[i];
+      for (int32_t tensor : instruction.inputs) touch({i, tensor, false});
+      for (int32_t tensor : instruction.outputs) touch({i, tensor, true});
+    }
+  }
+
+ private:
+  struct Access {
+    uint32_t instruction;
+    int32_t tensor;
+    bool writes;
+  };
+  // Bytes [key, end) of a place, and who touched them: what comes later need not be held against the others.
+  struct Segment {
+    uint64_t end;
+    std::vector<Access> accesses;
+  };
+  using Place = std::map<uint64_t, Segment>;
+
+  const Tensor &tensor_of(const Access &access) const { return program_.tensors()[static_cast<size_t>(access.tensor)]; }
+
+  void touch(const Access &access) {
+    if (access.tensor < 0 || tensor_of(access).bytes == 0) return;
+    const Tensor &tensor = tensor_of(access);
+    const Storage &storage = program_.storage_of(tensor);
+    const size_t place = storage.external() ? program_.arenas().size() + static_cast<size_t>(tensor.storage)
+                                            : static_cast<size_t>(storage.arena);
+    const uint64_t begin = storage.offset + tensor.byte_offset, end = begin + tensor.bytes;
+    const auto first = cut(places_[place], begin, end);
+    const auto past = places_[place].lower_bound(end);
+    for (auto at = first; at != past; ++at) {
+      for (const Access &earlier : at->second.accesses) check_pair(earlier, access);
+    }
+    if (access.writes && is_solid(tensor)) {  // everything before it is over, and nobody needs to ask again
+      places_[place].erase(first, past);
+      places_[place].emplace(begin, Segment{end, {access}});
+      return;
+    }
+    for (auto at = first; at != past; ++at) {
+      std::erase_if(at->second.accesses, [&](const Access &earlier) { return stands_for(access, earlier); });
+      at->second.accesses.push_back(access);
+    }
+  }
+
+  // Makes [begin, end) whole segments; the first of them.
+  static Place::iterator cut(Place &place, uint64_t begin, uint64_t end) {
+    split(place, begin);
+    split(place, end);
+    uint64_t at = begin;
+    for (auto next = place.lower_bound(begin); at < end; ++next) {
+      const uint64_t free_until = next == place.end() ? end : std::min(end, next->first);
+      if (at < free_until) next = place.emplace(at, Segment{free_until, {}}).first;
+      at = next->second.end;
+    }
+    return place.find(begin);
+  }
+
+  static void split(Place &place, uint64_t at) {
+    auto next = place.lower_bound(at);
+    if (next == place.begin()) return;
+    Segment &before = std::prev(next)->second;
+    if (before.end <= at) return;
+    place.emplace(at, Segment{before.end, before.accesses});
+    before.end = at;
+  }
+
+  // Whether its elements fill the bytes from its first to its last.
+  static bool is_solid(const Tensor &tensor) {
+    if (!elements_are_distinct(tensor.layout)) return false;
+    const sg_dtype_info &info = *dtype_info(tensor.layout.dtype);
+    uint64_t elements = 1;
+    for (int32_t axis = 0; axis < tensor.layout.rank; ++axis) elements *= static_cast<uint64_t>(tensor.layout.shape[axis]);
+    return elements / static_cast<uint64_t>(info.block_elems) * static_cast<uint64_t>(info.block_bytes) == tensor.bytes;
+  }
+
+  bool meet(const Access &a, const Access &b) const {
+    const Tensor &left = tensor_of(a), &right = tensor_of(b);
+    return left.storage != right.storage || overlap(left, right);
+  }
+
+  // Whether all that has to follow `earlier` has to follow `later` too, which follows `earlier`. Both touch one segment.
+  bool stands_for(const Access &later, const Access &earlier) const {
+    if (earlier.writes && !later.writes) return false;
+    if (earlier.instruction != later.instruction && !clocks_->before(earlier.instruction, later.instruction)) return false;
+    const Tensor &over = tensor_of(later), &under = tensor_of(earlier);
+    if (is_solid(over)) return true;
+    if (over.storage != under.storage) return false;
+    const Band outer = band_of(over), inner = band_of(under);
+    return outer.is_band() && outer.stride == inner.stride && outer.begin <= inner.begin && inner.end <= outer.end;
+  }
+
+  void check_pair(const Access &earlier, const Access &later) const {
+    if (!earlier.writes && !later.writes) return;
+    if (earlier.instruction == later.instruction || clocks_->before(earlier.instruction, later.instruction)) return;
+    if (!meet(earlier, later)) return;
+    const Instruction &first = program_.instructions()[earlier.instruction];
+    const Storage &storage = program_.storage_of(tensor_of(later)), &other = program_.storage_of(tensor_of(earlier));
+    const std::string shared = &storage == &other ? "" : ", which shares memory with storage " + quoted(other.name);
+    const std::string place = std::to_string(earlier.instruction);
+    program_.fail(later.instruction,
+                  "in entry " + quoted(entry_->name) + " it " + (later.writes ? "writes " : "reads ") +
+                      quoted(tensor_of(later).name) + " on stream " +
+                      std::to_string(program_.instructions()[later.instruction].stream) + " in storage " +
+                      quoted(storage.name) + shared + ", and nothing makes it follow instruction " + place + " (" +
+                      first.op + "), which " + (earlier.writes ? "writes " : "reads ") + quoted(tensor_of(earlier).name) +
+                      " on stream " + std::to_string(first.stream),
+                  "let it wait for instruction " + place + ", or for one that comes after that one");
+  }
+
+  const Program &program_;
+  const Entry *entry_ = nullptr;
+  const Clocks *clocks_ = nullptr;
+  std::vector<Place> places_;  // one an arena, then one a storage for those that are external
+};
+
+// Events are recorded anew whenever an entry runs: one of another entry's would tell of another run.
+void check_waits(const Program &program, const Entry &entry) {
+  for (uint32_t i = entry.first; i < entry.first + entry.count; ++i) {
+    for (int32_t waited : program.instructions()[i].waits) {
+      if (static_cast<uint32_t>(waited) >= entry.first) continue;
+      program.fail(i, "it waits for instruction " + std::to_string(waited) + ", which is not one of entry " +
+                          quoted(entry.name),
+                   "streams are joined where an entry begins: what ran before is over");
+    }
+  }
+}
+
 }  // namespace
 
 void verify(const Program &program, uint32_t num_streams) {
@@ -272,9 +451,12 @@ void verify(const Program &program, uint32_t num_streams) {
   check_tensors(program);
   check_instructions(program, num_streams);
   Liveness liveness(program);
+  Order order(program);
   for (const Entry &entry : program.entries()) {
     check_written_before_read(program, entry);
     liveness.check(entry);
+    check_waits(program, entry);
+    order.check(entry);
   }
 }
 

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -41,16 +43,52 @@ def capsule(address: int, name: bytes) -> object:
     return new(address, name, None)
 
 
-@pytest.fixture(scope="session")
-def fake(tmp_path_factory: pytest.TempPathFactory) -> FakeKernels:
-    """A library of fake kernels, built as a plugin's would be and registered by its path."""
+class FakeDevice:
+    """The compiled fake_device.c: what it counted, and its switches."""
+
+    def __init__(self, path: Path) -> None:
+        self.library = ctypes.CDLL(str(path))
+        self.library.fake_device_table.restype = ctypes.c_void_p
+        engine.register_library(capsule(self.library.fake_device_table(), b"surogate.kernel_library_v1"), "fake_device.c")
+
+    def __getattr__(self, name: str) -> int:
+        return ctypes.c_long.in_dll(self.library, f"fake_{name}").value
+
+    def refuse(self, which: int) -> None:
+        """The kernel that refuses to be put on a stream, counted from 1; 0: none."""
+        ctypes.c_long.in_dll(self.library, "fake_refuse_run").value = which
+
+
+def compiled(source: str, folder: Path) -> Path:
+    """A library built from a C file of this folder, as a plugin's would be."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
-        pytest.skip("no C compiler (cc or gcc) to build the fake kernel library with")
-    path = tmp_path_factory.mktemp("fake") / "libfake.so"
-    source = Path(__file__).with_name("fake_kernels.c")
+        pytest.skip(f"no C compiler (cc or gcc) to build {source} with")
+    path = folder / f"lib{Path(source).stem}.so"
     include = f"-I{surogate_core.include_dir()}"
-    subprocess.run([compiler, "-shared", "-fPIC", "-O1", include, str(source), "-o", str(path)], check=True)
+    file = Path(__file__).with_name(source)
+    subprocess.run([compiler, "-shared", "-fPIC", "-O1", include, str(file), "-o", str(path)], check=True)
+    return path
+
+
+@pytest.fixture(scope="session")
+def fake(tmp_path_factory: pytest.TempPathFactory) -> FakeKernels:
+    """A library of fake kernels of the CPU, registered by its path."""
+    path = compiled("fake_kernels.c", tmp_path_factory.mktemp("fake"))
     fake = FakeKernels(path)
     engine.load_library(path)
     return fake
+
+
+@pytest.fixture(scope="session")
+def _fake_device(tmp_path_factory: pytest.TempPathFactory) -> FakeDevice:
+    return FakeDevice(compiled("fake_device.c", tmp_path_factory.mktemp("fake_device")))
+
+
+@pytest.fixture
+def device(_fake_device: FakeDevice) -> Iterator[FakeDevice]:
+    """Backend "fake": two devices that are no devices. Afterwards nothing may have written past the end of its memory."""
+    yield _fake_device
+    _fake_device.refuse(0)
+    gc.collect()
+    assert _fake_device.damaged == 0
