@@ -62,7 +62,9 @@ Session::Session(std::shared_ptr<const Program> program, const SessionOptions &o
 }
 
 // What is on the streams uses the memory that goes.
-Session::~Session() {
+Session::~Session() { settle(); }
+
+void Session::settle() noexcept {
   for (const Stream &stream : streams_) {
     try {
       device_->synchronize(stream.native());
@@ -297,6 +299,18 @@ void Session::run_step(size_t index, const Entry &entry) {
   }
 }
 
+// Runs an entry's instructions one by one. Where one fails the streams are not joined: what comes next would not follow
+// what is on the others, so that is waited for.
+template <class Around>
+void Session::issue_now(const Entry &entry, Around &&around) {
+  try {
+    issue(entry, around);
+  } catch (...) {
+    settle();
+    throw;
+  }
+}
+
 // Puts an entry's instructions on their streams. Work that comes later on stream 0 follows all of it, and all of it
 // follows what was on stream 0 before. around(i, run) runs instruction i.
 template <class Around>
@@ -345,7 +359,7 @@ void Session::run_on_device(const Entry &entry) {
   if (graphs_[index] != nullptr) {
     graphs_[index]->launch(streams_[0]);
   } else {
-    issue(entry, [](size_t, auto &&run) { run(); });
+    issue_now(entry, [](size_t, auto &&run) { run(); });
   }
   ran_[index] = true;
 }
@@ -379,7 +393,7 @@ std::vector<double> Session::profile(const std::string &name) {
   device_->activate();
   const size_t index = index_of(wanted);
   if (!ran_[index]) {
-    issue(wanted, [](size_t, auto &&run) { run(); });
+    issue_now(wanted, [](size_t, auto &&run) { run(); });
     ran_[index] = true;
   }
   std::vector<Event> begins, ends;
@@ -398,7 +412,7 @@ std::vector<double> Session::profile(const std::string &name) {
     graph.launch(streams_[0]);
     device_->synchronize(streams_[0].native());
   } else {
-    issue(wanted, timed);
+    issue_now(wanted, timed);
     device_->synchronize(streams_[0].native());
   }
   for (uint32_t i = 0; i < wanted.count; ++i) seconds.push_back(ends[i].seconds_since(begins[i]));

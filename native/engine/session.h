@@ -87,7 +87,10 @@ class SUROGATE_API Session {
   void run_step(size_t instruction, const Entry &entry);
   template <class Around>
   void issue(const Entry &entry, Around &&around);
+  template <class Around>
+  void issue_now(const Entry &entry, Around &&around);
   void run_on_device(const Entry &entry);
+  void settle() noexcept;  // waits for every stream, whatever it reports
   [[noreturn]] void fail(size_t instruction, const Entry &entry, const Error &error) const;
 
   std::shared_ptr<const Program> program_;
