@@ -10,8 +10,8 @@
 // one order, with no atomics and no partial sums in memory.
 //
 // bf16: a warp owns rows, so that what one product gives is, rounded, the left operand of the next: weights and their
-// gradients stay in registers, but for what two warps exchange that share the keys of heads of 128. The next tile of the
-// loop arrives while one is multiplied. Both kinds of blocks are started by one launch.
+// gradients stay in registers, but for what two warps exchange that share the keys of heads of 128. The next tile of
+// the loop arrives while one is multiplied. Both kinds of blocks are started by one launch.
 #include "attention_grad_f32.cuh"
 #include "attention_tile.cuh"
 
