@@ -66,9 +66,10 @@ def training_program(
     master, states: dtypes of trained matrices ("f32", or what the recipe computes in) and of what the optimizer keeps.
 
     memory_budget: bytes that the program may hold, weights included, when ``backend`` runs it with ``threads``; None for no
-    limit; 0 for the least there is, with everything recomputed, whatever that takes. join_projections: products that read the same input become one (for a backend that copies weights anyway, and
-    takes rows that lie apart). deterministic: False lets attention's backward add in any order. Raises TooLarge, before
-    anything is allocated, when not even full recomputation fits the budget.
+    limit; 0 for the least there is, with everything recomputed, whatever that takes. join_projections: products that read
+    the same input become one (for a backend that copies weights anyway, and takes rows that lie apart). deterministic: False
+    lets attention's backward add in any order. Raises TooLarge, before anything is allocated, when not even full
+    recomputation fits the budget.
     """
     def build(saved_budget: int | None) -> TrainPlan:
         graph = trace(model.dsl(), "loss", max_positions)

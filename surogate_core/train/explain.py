@@ -9,6 +9,7 @@ from .. import engine
 from ..engine import cuda
 from ..model.binding import IN_PLACE
 from .machine import describe_machine
+from .memory import by_part, logits_bytes
 from .prepare import Prepared, checkpoint_bytes
 from .report import mib
 
@@ -16,7 +17,7 @@ from .report import mib
 def describe(prepared: Prepared, verbose: bool = True) -> str:
     """Text; allocates nothing. ``verbose`` adds the layer bodies and the kernel of every op."""
     plan, config = prepared.plan, prepared.config
-    planned = engine.plan(plan.program.to_bytes(), config.backend, prepared.threads, config.device)
+    planned = plan.planned
     threads = prepared.threads or engine.default_threads()
     lines = [
         f"backend    {describe_machine(config, threads, prepared.backend_reason)}",
@@ -27,7 +28,7 @@ def describe(prepared: Prepared, verbose: bool = True) -> str:
         f"steps      {prepared.total_steps}, {config.effective_batch_size} sequences of {config.sequence_len} tokens each",
         "",
         "memory",
-        *_memory(prepared, planned),
+        *_memory(prepared),
         "",
         "fast paths",
         *(f"  {'on ' if on else 'off'}  {name}: {why}" for name, on, why in fast_paths(prepared, planned)),
@@ -37,14 +38,14 @@ def describe(prepared: Prepared, verbose: bool = True) -> str:
     return "\n".join(lines)
 
 
-def _memory(prepared: Prepared, planned: dict[str, Any]) -> list[str]:
+def _memory(prepared: Prepared) -> list[str]:
     plan = prepared.plan
     before, after = plan.saved_bytes
-    rows = [(f"arena {name}", size) for name, size in planned["arenas"].items()]
-    rows += [("kernel workspace", planned["workspace"]), ("frozen weights", sum(planned["external"].values()))]
+    rows = by_part(plan)
     total = sum(size for _, size in rows)
     rows.append(("peak of the program", total))
     lines = [f"  {name:<24}{mib(size):>14}" for name, size in rows]
+    lines.append(f"  {'of it logits':<24}{mib(logits_bytes(plan)):>14}")
     lines.append(f"  {'of it saved activations':<24}{mib(after):>14}   ({mib(before)} without recomputation)")
     if prepared.evaluations:
         lines.append(f"  {'evaluation beside it':<24}{mib(prepared.evaluation_bytes):>14}")

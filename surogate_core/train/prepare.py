@@ -13,19 +13,17 @@ import numpy as np
 from ..config import Mode, TrainConfig
 from ..data import Encoder, Loader, TokenDataset, build_dataset, load_template, split_validation
 from ..errors import ConfigError, DataError
-from ..model import FrozenWeights, LoadedModel, TrainPlan, evaluation_bytes, training_program
+from ..model import FrozenWeights, LoadedModel, TooLarge, TrainPlan, evaluation_bytes, training_program
 from ..model.loaded import open_tokenizer
 from ..passes import LoraSpec
 from ..plugins.manager import PluginManager, get_manager
 from ..weights.formats import byte_count
 from .checkpoint import list_checkpoints
 from .machine import choose_backend
+from .memory import memory_budget, too_large
 from .schedule import Schedule
 
 QUARANTINE_FILE = "bad_rows.jsonl"
-HOST_RESERVE = 512 << 20
-"""Bytes left to the rest of the process and the machine when memory_budget is "auto"."""
-
 _DTYPES = {"fp32": "f32", "bf16": "bf16"}
 """What a config says -> the engine's name."""
 
@@ -77,34 +75,22 @@ def plan_run(
 ) -> Prepared:
     """`prepare` with the backend chosen and the model at hand. ``read_data`` is called once the settings are known to be
     good; of the tokenizer only its pad_token_id is read."""
-    recipe = manager.recipes[config.recipe]
-    if _DTYPES[config.master_dtype] not in ("f32", recipe.compute):
-        raise ConfigError(
-            f"master_dtype is {config.master_dtype}, and recipe {config.recipe!r} computes in {recipe.compute}",
-            "Leave master_dtype out, or choose recipe: bf16 or pure_bf16.",
-        )
-    adapter = lora_spec(config, model) if config.lora else None
-    optimizer = manager.optimizers[config.optimizer].from_config(config)
-    strategy = manager.strategies[config.strategy]
+    choices = _choose(config, manager, model)
     train, validation = read_data()
     for data in (train, *validation.values()):
         check_vocabulary(data, model.hyperparameters.vocab_size)
     loader = _loader(config, train, tokenizer, config.gradient_accumulation_steps, shuffle=True)
     evaluations = {name: _loader(config, data, tokenizer, 1, shuffle=False) for name, data in validation.items()}
     documents = max([loader.max_documents, *(e.max_documents for e in evaluations.values())])
-    bindings = {"T": loader.num_tokens, "D": documents + 1}
-    budget = _budget(config)
-    threads = None if config.threads == "auto" else config.threads
-    machine = {
-        "max_positions": config.sequence_len, "adapter": adapter, "backend": config.backend, "device": config.device,
-        "threads": threads, "join_projections": config.backend != "cpu",
-    }
-    for_evaluation = evaluation_bytes(model, recipe, weights, bindings, **machine) if evaluations else 0
-    plan = training_program(
-        model, recipe, weights, bindings, optimizer=optimizer, strategy_passes=strategy.passes(config), **machine,
-        memory_budget=None if budget is None else budget - for_evaluation, deterministic=config.deterministic,
-        master=_DTYPES[config.master_dtype], states=_DTYPES[config.optimizer_state_dtype],
-    )
+
+    def plan_with(settings: TrainConfig, limit: int | None) -> tuple[TrainPlan, int]:
+        return _plan(settings, _choose(settings, manager, model), model, weights, documents, bool(evaluations), limit)
+
+    budget = memory_budget(config)
+    try:
+        plan, for_evaluation = plan_with(config, budget.bytes)
+    except TooLarge as error:
+        raise too_large(*plan_with(config, 0), budget, plan_with, config) from error
     total = loader.steps_per_epoch * config.num_epochs
     if config.max_steps is not None:
         total = config.max_steps
@@ -112,8 +98,57 @@ def plan_run(
         config.lr_scheduler_type, config.learning_rate, total, config.warmup(total), config.min_lr_ratio,
         config.wsd_decay_ratio,
     )
-    return Prepared(config, mode, manager, model, tokenizer, loader, evaluations, recipe, weights, adapter, optimizer,
-                    plan, total, schedule, threads, budget, for_evaluation)
+    return Prepared(config, mode, manager, model, tokenizer, loader, evaluations, choices.recipe, weights,
+                    choices.adapter, choices.optimizer, plan, total, schedule, _threads(config), budget.bytes,
+                    for_evaluation)
+
+
+@dataclass(frozen=True)
+class _Choices:
+    """What the settings' names stand for."""
+
+    recipe: Any
+    adapter: LoraSpec | None
+    optimizer: Any
+    strategy: Any
+
+
+def _choose(config: TrainConfig, manager: PluginManager, model: LoadedModel) -> _Choices:
+    recipe = manager.recipes[config.recipe]
+    if _DTYPES[config.master_dtype] not in ("f32", recipe.compute):
+        raise ConfigError(
+            f"master_dtype is {config.master_dtype}, and recipe {config.recipe!r} computes in {recipe.compute}",
+            "Leave master_dtype out, or choose recipe: bf16 or pure_bf16.",
+        )
+    return _Choices(
+        recipe, lora_spec(config, model) if config.lora else None,
+        manager.optimizers[config.optimizer].from_config(config), manager.strategies[config.strategy],
+    )
+
+
+def _threads(config: TrainConfig) -> int | None:
+    return None if config.threads == "auto" else config.threads
+
+
+def _plan(
+    config: TrainConfig, choices: _Choices, model: LoadedModel, weights: FrozenWeights, documents: int, evaluates: bool,
+    budget: int | None,
+) -> tuple[TrainPlan, int]:
+    """The training program for ``documents`` in a micro-batch, and the bytes of evaluation, which the budget is shared with;
+    0 for the least there is. Raises TooLarge."""
+    bindings = {"T": config.per_device_train_batch_size * config.sequence_len, "D": documents + 1}
+    machine = {
+        "max_positions": config.sequence_len, "adapter": choices.adapter, "backend": config.backend,
+        "device": config.device, "threads": _threads(config), "join_projections": config.backend != "cpu",
+    }
+    for_evaluation = evaluation_bytes(model, choices.recipe, weights, bindings, **machine) if evaluates else 0
+    plan = training_program(
+        model, choices.recipe, weights, bindings, optimizer=choices.optimizer,
+        strategy_passes=choices.strategy.passes(config), **machine,
+        memory_budget=max(budget - for_evaluation, 1) if budget else budget, deterministic=config.deterministic,
+        master=_DTYPES[config.master_dtype], states=_DTYPES[config.optimizer_state_dtype],
+    )
+    return plan, for_evaluation
 
 
 def open_model(config: TrainConfig, manager: PluginManager) -> LoadedModel:
@@ -200,18 +235,6 @@ def _loader(config: TrainConfig, data: TokenDataset, tokenizer: Any, accumulatio
         gradient_accumulation_steps=accumulation, sample_packing=config.sample_packing, seed=config.seed, shuffle=shuffle,
         pad_token_id=tokenizer.pad_token_id,
     )
-
-
-def _budget(config: TrainConfig) -> int | None:
-    """Bytes the program may take: what the config says, or what the machine has free."""
-    if config.memory_budget != "auto":
-        return int(config.memory_budget)
-    try:
-        with open("/proc/meminfo", encoding="ascii") as file:
-            free = next(int(line.split()[1]) << 10 for line in file if line.startswith("MemAvailable:"))
-    except (OSError, StopIteration):
-        return None
-    return max(free - HOST_RESERVE, 0)
 
 
 def checkpoint_bytes(prepared: Prepared) -> int:

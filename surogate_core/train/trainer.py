@@ -35,7 +35,10 @@ class RunResult:
 
 
 class Trainer:
-    """Runs a prepared training. ``report`` is called with every record of metrics.jsonl, and with notes."""
+    """Runs a prepared training. ``report`` is called with every record of metrics.jsonl, and with notes.
+
+    The batches of the next step are drawn while the device works on this one. Checkpoints hold the place in the data before
+    what was drawn ahead."""
 
     def __init__(self, prepared: Prepared, session: TrainSession, report: Callable[[dict[str, Any]], None]) -> None:
         self.prepared, self.session, self.report = prepared, session, report
@@ -46,6 +49,8 @@ class Trainer:
         self.evaluator = Evaluator(prepared, session)
         self.trackers = [(name, prepared.manager.trackers[name]) for name in self.config.report_to]
         self._stop = False
+        self._ahead: tuple[dict[str, Any], Step] | None = None
+        """The loader's place before the step that was drawn ahead, and that step."""
 
     def resume(self, checkpoint: checkpoints.Checkpoint) -> None:
         """Goes on from a checkpoint. TrainingError or DataError, naming what changed, where it is of another run."""
@@ -108,14 +113,27 @@ class Trainer:
     def _due(self, interval: int) -> bool:
         return interval > 0 and self.step % interval == 0
 
+    def _next_step(self) -> Step:
+        if self._ahead is None:
+            return self.prepared.loader.next_step()
+        (_, step), self._ahead = self._ahead, None
+        return step
+
+    def _draw_ahead(self) -> None:
+        loader = self.prepared.loader
+        self._ahead = loader.state_dict(), loader.next_step()
+
     def _one_step(self) -> dict[str, Any] | None:
         started = time.perf_counter()
-        step = self.prepared.loader.next_step()
+        step = self._next_step()
         if step.num_targets == 0:
             self.report({"step": self.step, "skipped": [row for batch in step for row in batch.rows]})
             return None
         rate = self.prepared.schedule.rate(self.step)
-        loss, norm = self.session.step(step, self.step, rate)
+        self.session.start(step, self.step, rate)
+        if self.step + 1 < self.prepared.total_steps:
+            self._draw_ahead()
+        loss, norm = self.session.loss(), self.session.grad_norm()
         self._require_finite(loss, "loss", step)
         self._require_finite(norm, "gradient norm", step)
         self.step += 1
@@ -151,7 +169,8 @@ class Trainer:
         }
 
     def _save(self) -> None:
-        info = {"loader": self.prepared.loader.state_dict(), "tokens_seen": self.tokens_seen, **self._identity()}
+        place = self.prepared.loader.state_dict() if self._ahead is None else self._ahead[0]
+        info = {"loader": place, "tokens_seen": self.tokens_seen, **self._identity()}
         checkpoints.save(self.folder, self.step, self.session, info, self.config.save_total_limit)
 
     def _track(self, trackers: list[tuple[str, Any]], record: dict[str, Any]) -> None:

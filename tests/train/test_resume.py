@@ -72,6 +72,16 @@ class TestResume:
         assert runs.final_state(root / "out") == reference[0]
         assert runs.course(root / "out") == reference[1]
 
+    def test_a_checkpoint_is_not_ahead_of_what_was_trained(self, root, monkeypatch):
+        """The next step's batches are drawn before a step has ended; the place that is saved is before them."""
+        prepared, _ = runs.open_run(runs.config(root))
+        for _ in range(3):
+            prepared.loader.next_step()
+        stop_after(monkeypatch, 3)
+        runs.run(runs.config(root))
+        saved = checkpoints.list_checkpoints(root / "out")[-1].info
+        assert (saved["step"], saved["loader"]) == (3, prepared.loader.state_dict())
+
     def test_steps_after_the_last_checkpoint_are_done_again(self, root, reference, monkeypatch):
         settings = runs.config(root, **SETTINGS)
         for step in (5, 8, 14):
