@@ -136,3 +136,28 @@ def test_adapters_on_a_quantised_base(root, dtype):
     _, here = train(root, "cpu", backend="cpu", **changes)
     _, there = train(root, "device", **changes)
     np.testing.assert_allclose(losses(there), losses(here), rtol=2e-2)
+
+
+NARROW: dict[str, Any] = dict(kind="full", recipe="bf16", master_dtype="bf16", optimizer_state_dtype="bf16")
+
+
+def test_bf16_masters_and_states_go_the_way_of_the_cpu(root):
+    """Where a product's last bit differs another random bit decides, so the courses part further than fp32's."""
+    _, here = train(root, "cpu", backend="cpu", **NARROW)
+    _, there = train(root, "device", **NARROW)
+    np.testing.assert_allclose(losses(there), losses(here), rtol=3e-2)
+
+
+def test_bf16_masters_and_states_go_on_bit_for_bit(root, monkeypatch):
+    reference = train(root, "reference", **NARROW)
+    with monkeypatch.context() as patch:
+        stop_after(patch, 5)
+        assert runs.run(settings(root, "out", **NARROW)).status == "interrupted"
+    assert train(root, "out", **NARROW) == reference
+    assert train(root, "one-by-one", cuda_graphs=False, **NARROW) == reference
+
+
+def test_free_order_of_additions_stays_close(root):
+    _, fixed = train(root, "fixed", recipe="bf16")
+    _, free = train(root, "free", recipe="bf16", deterministic=False)
+    np.testing.assert_allclose(losses(free), losses(fixed), rtol=2e-2)
