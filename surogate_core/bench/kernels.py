@@ -103,7 +103,10 @@ def cost(program: Program, instruction: Instruction, lengths: Sequence[int], mic
         return 0.0, moved
     types = [None if name is None else TensorType(program.tensor(name).shape, program.tensor(name).dtype)
              for name in instruction.inputs]
-    return record.flops(types, dict(instruction.attrs)), moved
+    flops = record.flops(types, dict(instruction.attrs))
+    if instruction.op == "linear_cross_entropy_grad" and "dweight" not in entries:
+        flops *= 2 / 3  # logits and the gradient to x; the third product is the weight's
+    return flops, moved
 
 
 def _operands(program: Program, instruction: Instruction) -> str:

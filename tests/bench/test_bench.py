@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -178,6 +179,10 @@ def test_costs_of_instructions():
     assert flops == 0 and moved == 64 * 128 * (2 + 4) + 4 * 64, "only the rows that the tokens name"
     flops, _ = kernels.cost(program, first("attention"), [32] * 4, 2)
     assert flops == 4 * 128 * (2 * 32 * 32 / 2)
+    head = first("linear_cross_entropy_grad")
+    assert kernels.cost(program, head, [], 1)[0] == 3 * 2 * 64 * 512 * 128
+    frozen = replace(head, outputs=(*head.outputs[:2], None))
+    assert kernels.cost(program, frozen, [], 1)[0] == pytest.approx(2 * 2 * 64 * 512 * 128)
     flops, moved = kernels.cost(program, first("linear_weight_grad"), [], 1)
     assert moved > 2 * 4 * 128 * 128, "the accumulator is read and written"
 
