@@ -5,6 +5,8 @@
 // an f32 grad). So each element is touched once, by 16-byte packs. The norm sums squares in float64: conversion keeps
 // up with memory, and no square overflows or vanishes. adamw gives a thread eight elements, which is what one draw of
 // Philox4x32-10 rounds for one tensor; its arithmetic is IEEE's, in the order of the CPU kernel, to the same bits.
+// Where all that it writes is f32 nothing is drawn, and the eight are two packs of 16 bytes a block's width apart: if
+// they lay side by side, each store of a warp would leave half of every 32-byte sector to the next one.
 #include <algorithm>
 #include <cstring>
 
@@ -217,7 +219,31 @@ __device__ inline uint4 round_eight(const float (&x)[kEight], bool stochastic, b
   return make_uint4(packed[0], packed[1], packed[2], packed[3]);
 }
 
+// A thread's eight elements: two runs of four, the second `gap` elements behind the first. 4: all side by side.
+template <int gap>
+constexpr int eight_at(int j) {
+  return j < 4 ? j : gap + j - 4;
+}
+
+template <int gap, class T>
+__device__ inline void load_eight(const T *p, float (&to)[kEight]) {
+  if constexpr (gap == 4) {
+    load(p, to);
+  } else {
+    const Pack<T, 4> first = load_pack<4>(p), second = load_pack<4>(p + gap);
+#pragma unroll
+    for (int j = 0; j < kEight; ++j) to[j] = to_float(j < 4 ? first.at[j % 4] : second.at[j % 4]);
+  }
+}
+// Of which `left` elements exist from the first on; the others read as zero.
+template <int gap, class T>
+__device__ inline void load_eight_upto(const T *p, int64_t left, float (&to)[kEight]) {
+#pragma unroll
+  for (int j = 0; j < kEight; ++j) to[j] = eight_at<gap>(j) < left ? to_float(p[eight_at<gap>(j)]) : 0.0f;
+}
+
 // What the eight elements of a thread are written by.
+template <int gap>
 struct EightWriter {
   const PhiloxKeys &keys;
   uint64_t counter;
@@ -229,14 +255,16 @@ struct EightWriter {
   __device__ void store(T *to, const float (&x)[kEight], uint32_t tensor) const {
     if constexpr (std::is_same_v<T, float>) {
       if (whole) {
-        sg::cuda::store(to, x);
+        const float halves[2][4] = {{x[0], x[1], x[2], x[3]}, {x[4], x[5], x[6], x[7]}};
+        sg::cuda::store(to, halves[0]), sg::cuda::store(to + gap, halves[1]);
         return;
       }
 #pragma unroll
       for (int j = 0; j < kEight; ++j) {
-        if (j < left) to[j] = x[j];
+        if (eight_at<gap>(j) < left) to[eight_at<gap>(j)] = x[j];
       }
     } else {
+      static_assert(gap == 4, "random words are drawn for eight elements in a row");
       uint32_t words[4];
       if (stochastic) draw(keys, counter, step, tensor, words);
       const uint4 bits = round_eight(x, stochastic, numbers, words);
@@ -257,17 +285,21 @@ template <class G, class P, class M, class V>
 __global__ void __launch_bounds__(kAdamThreads, kAdamBlocks)
     adamw(const G *__restrict__ grad, P *__restrict__ param, M *__restrict__ m, V *__restrict__ v, int64_t n,
           bool packed, bool stochastic, const __grid_constant__ PhiloxKeys keys, const AdamStep *__restrict__ plan) {
+  constexpr bool kRounds = !(std::is_same_v<P, float> && std::is_same_v<M, float> && std::is_same_v<V, float>);
+  constexpr int kGap = kRounds ? 4 : 4 * kAdamThreads;
   const AdamStep s = *plan;
   if (!s.update) return;
   const int64_t stride = static_cast<int64_t>(gridDim.x) * kAdamThreads * kEight;
-  for (int64_t i = (static_cast<int64_t>(blockIdx.x) * kAdamThreads + threadIdx.x) * kEight; i < n; i += stride) {
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * kAdamThreads * kEight + threadIdx.x * (kRounds ? kEight : 4);
+  for (int64_t i = first; i < n; i += stride) {
     float g[kEight], p[kEight], mean[kEight], square[kEight];
-    const bool whole = packed && i + kEight <= n;
+    const bool whole = packed && i + eight_at<kGap>(kEight - 1) < n;
     if (whole) {
-      load(grad + i, g), load(m + i, mean), load(v + i, square), load(param + i, p);
+      load_eight<kGap>(grad + i, g), load_eight<kGap>(m + i, mean);
+      load_eight<kGap>(v + i, square), load_eight<kGap>(param + i, p);
     } else {
-      load_upto(grad + i, n - i, g), load_upto(m + i, n - i, mean);
-      load_upto(v + i, n - i, square), load_upto(param + i, n - i, p);
+      load_eight_upto<kGap>(grad + i, n - i, g), load_eight_upto<kGap>(m + i, n - i, mean);
+      load_eight_upto<kGap>(v + i, n - i, square), load_eight_upto<kGap>(param + i, n - i, p);
     }
     float all = 0.0f;
 #pragma unroll
@@ -280,7 +312,8 @@ __global__ void __launch_bounds__(kAdamThreads, kAdamBlocks)
       all += p[j];
     }
     // NaN in m or v is NaN in param, and NaN in any param is NaN in the sum (as infinities may be: each is looked at).
-    const EightWriter writer{keys, static_cast<uint64_t>(i) / kEight, s.step, n - i, whole, stochastic, !isnan(all)};
+    const uint64_t counter = static_cast<uint64_t>(i) / kEight;
+    const EightWriter<kGap> writer{keys, counter, s.step, n - i, whole, stochastic, !isnan(all)};
     writer.store(m + i, mean, 1);
     writer.store(v + i, square, 2);
     writer.store(param + i, p, 0);
