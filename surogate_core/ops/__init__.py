@@ -7,8 +7,8 @@ from importlib import import_module
 from .record import Attr, Op, Operand, PerLayer, Sample, Shape, TensorType, Tolerance, require
 
 FILES = (
-    "embedding", "rms_norm", "linear", "rope", "attention", "paged_attention", "glu", "elementwise", "dropout",
-    "cross_entropy", "optimizer", "sampling", "dequantize",
+    "embedding", "rms_norm", "linear", "low_rank_grad", "rope", "attention", "paged_attention", "glu", "elementwise",
+    "dropout", "cross_entropy", "optimizer", "sampling", "dequantize",
 )
 
 ALL: dict[str, Op] = {op.name: op for file in FILES for op in import_module(f".{file}", __package__).OPS}

@@ -3,6 +3,7 @@
 from .autodiff import autodiff
 from .dead_code import dead_code
 from .fuse import fuse
+from .fuse_low_rank import fuse_low_rank
 from .fuse_projections import fuse_projections
 from .lora import LoraSpec, lora
 from .paged_kv import paged_kv
@@ -10,6 +11,6 @@ from .precision import RECIPES, Recipe, precision
 from .recompute import recompute
 
 __all__ = [
-    "LoraSpec", "RECIPES", "Recipe", "autodiff", "dead_code", "fuse", "fuse_projections", "lora", "paged_kv",
-    "precision", "recompute",
+    "LoraSpec", "RECIPES", "Recipe", "autodiff", "dead_code", "fuse", "fuse_low_rank", "fuse_projections", "lora",
+    "paged_kv", "precision", "recompute",
 ]
