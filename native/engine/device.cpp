@@ -109,15 +109,15 @@ std::shared_ptr<Device> Device::open(const std::string &backend, int32_t index) 
   const sg_backend *table = nullptr;
   if (backend != "cpu") {
     table = Registry::global().backend(backend);
-    int32_t count = 0;
-    char message[kMessage] = "";
-    if (table->num_devices(&count, message, sizeof(message)) != SG_OK) throw_device_error(backend, message);
-    if (index < 0 || index >= count) {
-      throw Error("there is no device " + std::to_string(index) + " of backend '" + backend + "'",
-                  "it has " + std::to_string(count) + (count == 1 ? " device" : " devices") + ", counted from 0");
-    }
-  } else if (index != 0) {
-    throw Error("the host is one device; there is no device " + std::to_string(index));
+  }
+  int32_t count = 1;
+  char message[kMessage] = "";
+  if (table != nullptr && table->num_devices(&count, message, sizeof(message)) != SG_OK) {
+    throw_device_error(backend, message);
+  }
+  if (index < 0 || index >= count) {
+    throw Error("there is no device " + std::to_string(index) + " of backend '" + backend + "'",
+                "it has " + std::to_string(count) + (count == 1 ? " device" : " devices") + ", counted from 0");
   }
   device = std::shared_ptr<Device>(new Device(backend, table, index));
   return device;

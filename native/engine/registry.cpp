@@ -140,6 +140,9 @@ const sg_backend *Registry::backend(const std::string &name) const {
   std::lock_guard lock(mutex_);
   const auto found = backends_.find(name);
   if (found != backends_.end()) return found->second;
+  for (const auto &[key, list] : by_op_) {
+    if (key.second == name) return nullptr;
+  }
   std::string known = "cpu";
   for (const auto &[other, table] : backends_) known += ", " + other;
   throw Error("no device for backend '" + name + "'", "available backends: " + known);

@@ -53,7 +53,8 @@ class SUROGATE_API Registry {
   // The kernel for a call: the one named, or the highest score. Throws Error with every candidate and its score.
   Choice select(const sg_call &call, const std::string &backend, std::string_view requested) const;
 
-  // The memory and queues of a kind of device. Throws Error where no library brought them.
+  // The memory and queues of a kind of device; nullptr for one whose kernels work in the host's memory. Throws Error for
+  // a backend that no library brought.
   const sg_backend *backend(const std::string &name) const;
 
   std::vector<Kernel> kernels() const;

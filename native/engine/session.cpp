@@ -50,8 +50,8 @@ Session::Session(std::shared_ptr<const Program> program, const SessionOptions &o
   workspace_sizes_.resize(num_streams);
   choose_kernels();
   if (options.plan_only) return;
+  prepare();  // first: what it measures may take memory for a while, as much of it whatever the arenas need
   allocate();
-  prepare();
   if (device_->is_host()) return;
   for (const Instruction &instruction : program_->instructions()) {
     for (int32_t waited : instruction.waits) signals_.try_emplace(static_cast<size_t>(waited), device_, false);
