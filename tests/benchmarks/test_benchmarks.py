@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from tests.train import runs
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
+TINY_PEERS = "tiny --device cpu --sequence-len 16 --steps 1 --warmup 1"
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +23,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def start(script: str, *words: str) -> str:
     done = subprocess.run(
-        [sys.executable, str(FOLDER / script), *words], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, str(FOLDER / script), *words], capture_output=True, text=True, timeout=120, check=False,
+        env={**os.environ, "TORCHDYNAMO_DISABLE": "1", "OMP_NUM_THREADS": "1"},  # torch, if any, without compiling
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -35,6 +38,7 @@ def test_every_script_is_run_here():
     scripts = {path.name for path in FOLDER.glob("*.py")} - {"common.py", "kernels_cpu.py"}
     assert scripts == {
         "train_cpu.py", "decode_cpu.py", "ceilings_cpu.py", "rounds.py", "kernels_cuda.py", "loss_curve_cuda.py",
+        "optimizer_cuda.py", "head_cuda.py", "peers_cuda.py",
     }
 
 
@@ -87,9 +91,9 @@ def test_kernels_alone():
 def test_loss_curve_beside_torch(tmp_path):
     pytest.importorskip("transformers", reason="the other curves are of torch: pip install 'surogate-core[test]'")
     curves = tmp_path / "curves.json"
-    found = rows(start("loss_curve_cuda.py", "--device", "cpu", "--steps", "4", "--compared", "2", "--sequence-len", "32",
-                       "--sequences", "4", "--micro-batch", "2", "--layers", "2", "--hidden", "32", "--intermediate", "64",
-                       "--heads", "2", "--kv-heads", "1", "--curves", str(curves)))
+    words = ("--device cpu --steps 4 --compared 2 --sequence-len 32 --sequences 4 --micro-batch 2 --layers 2 --hidden 32 "
+             "--intermediate 64 --heads 2 --kv-heads 1")
+    found = rows(start("loss_curve_cuda.py", *words.split(), "--curves", str(curves)))
     verdicts = {row["run"]: row for row in found if row["bench"] == "loss-curve-verdict"}
     assert verdicts.keys() == {"ours-bf16", "ours-pure-bf16"}
     differences = {row["run"]: row["largest_difference"] for row in found if row["bench"] == "loss-curve"}
@@ -99,6 +103,39 @@ def test_loss_curve_beside_torch(tmp_path):
     assert bits["recomputed"]["saved_bytes"][1] < bits["recomputed"]["saved_bytes"][0]
     assert bits["resumed"]["first_step"] == 2
     assert all(len(losses) == 4 for losses in json.loads(curves.read_text()).values())
+
+
+def test_update_of_many_parameters():
+    words = "--backend cpu --parameters 100003 --piece 30000 --rounds 2"
+    (row,) = rows(start("optimizer_cuda.py", *words.split()))
+    assert row["bytes"] == 20 * 100003 and row["norm"] == pytest.approx(1e-4 * 100003**0.5, rel=0.02)
+    assert row["parts"].keys() == {"global_norm", "adamw"} and all(part["ms"] > 0 for part in row["parts"].values())
+
+
+def test_head_beside_torch():
+    pytest.importorskip("torch", reason="the other head is torch's: pip install 'surogate-core[test]'")
+    found = rows(start("head_cuda.py", "--backend", "cpu", "--tokens", "32", "--vocabulary", "300", "--features", "64",
+                       "--rounds", "1", "--torch", "--chunk", "24"))
+    heads = [row for row in found if row["bench"] == "head"]
+    assert [(row["whose"], row["weight_gradient"]) for row in heads] == [
+        ("ours", True), ("torch", True), ("ours", False), ("torch", False)]
+    assert all(row["ms"] > 0 and 5.5 < row["loss"] < 7.5 for row in heads)
+
+
+@pytest.mark.parametrize("kind", [(), ("--full", "--apart")])
+def test_peers_take_turns(kind):
+    pytest.importorskip("peft", reason="a peer is transformers with PEFT: pip install 'surogate-core[test]'")
+    words = "--rounds 2 --peer compile --peer unsloth --set threads=1"
+    found = rows(start("peers_cuda.py", *TINY_PEERS.split(), *words.split(), *kind))
+    assert [row["contender"] for row in found if row["bench"] == "peers-turn"] == ["ours", "compile", "compile", "ours"]
+    assert {row["bench"] for row in found} == {"peers-absent", "peers-ready", "peers-turn", "peers"}
+    assert found[-1]["rounds"] == {"ours": 2, "compile": 2} and found[-1]["ours_over"]["compile"] > 0
+
+
+def test_a_contender_that_fails_leaves_the_others_their_turns():
+    words = "--rounds 1 --peer unsloth --set no_such_key=1"
+    found = rows(start("peers_cuda.py", *TINY_PEERS.split(), *words.split()))
+    assert "no_such_key" in found[-1]["failed"]["ours"] and found[-1]["rounds"] == {"ours": 0}
 
 
 def test_rounds_take_medians_of_rows_that_had_their_cores(tmp_path):
