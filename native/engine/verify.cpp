@@ -299,12 +299,13 @@ class Clocks {
   const Program &program_;
   uint32_t first_;
   size_t streams_ = 0;
-  // For each instruction, stream by stream: how far into the entry the last instruction lies, counted from 1, that is over
-  // before it begins; its own place on its own stream.
+  // For each instruction, stream by stream: how far into the entry the last instruction lies, counted from 1, that is
+  // over before it begins; its own place on its own stream.
   std::vector<uint32_t> seen_;
 };
 
-// Whether streams order all that meets in memory. Storages of an arena that share bytes are one place, whatever they hold.
+// Whether streams order all that meets in memory. Storages of an arena that share bytes are one place, whatever they
+// hold.
 class Order {
  public:
   explicit Order(const Program &program) : program_(program) {}
@@ -388,7 +389,9 @@ class Order {
     if (!elements_are_distinct(tensor.layout)) return false;
     const sg_dtype_info &info = *dtype_info(tensor.layout.dtype);
     uint64_t elements = 1;
-    for (int32_t axis = 0; axis < tensor.layout.rank; ++axis) elements *= static_cast<uint64_t>(tensor.layout.shape[axis]);
+    for (int32_t axis = 0; axis < tensor.layout.rank; ++axis) {
+      elements *= static_cast<uint64_t>(tensor.layout.shape[axis]);
+    }
     return elements / static_cast<uint64_t>(info.block_elems) * static_cast<uint64_t>(info.block_bytes) == tensor.bytes;
   }
 
@@ -397,10 +400,11 @@ class Order {
     return left.storage != right.storage || overlap(left, right);
   }
 
-  // Whether all that has to follow `earlier` has to follow `later` too, which follows `earlier`. Both touch one segment.
+  // Whether all that has to follow `earlier` has to follow `later` too, which itself follows. Both touch one segment.
   bool stands_for(const Access &later, const Access &earlier) const {
     if (earlier.writes && !later.writes) return false;
-    if (earlier.instruction != later.instruction && !clocks_->before(earlier.instruction, later.instruction)) return false;
+    const bool one_instruction = earlier.instruction == later.instruction;
+    if (!one_instruction && !clocks_->before(earlier.instruction, later.instruction)) return false;
     const Tensor &over = tensor_of(later), &under = tensor_of(earlier);
     if (is_solid(over)) return true;
     if (over.storage != under.storage) return false;
@@ -413,16 +417,18 @@ class Order {
     if (earlier.instruction == later.instruction || clocks_->before(earlier.instruction, later.instruction)) return;
     if (!meet(earlier, later)) return;
     const Instruction &first = program_.instructions()[earlier.instruction];
+    const Instruction &second = program_.instructions()[later.instruction];
     const Storage &storage = program_.storage_of(tensor_of(later)), &other = program_.storage_of(tensor_of(earlier));
     const std::string shared = &storage == &other ? "" : ", which shares memory with storage " + quoted(other.name);
     const std::string place = std::to_string(earlier.instruction);
+    const auto told = [&](const Access &access, const Instruction &instruction) {
+      return (access.writes ? "writes " : "reads ") + quoted(tensor_of(access).name) + " on stream " +
+             std::to_string(instruction.stream);
+    };
     program_.fail(later.instruction,
-                  "in entry " + quoted(entry_->name) + " it " + (later.writes ? "writes " : "reads ") +
-                      quoted(tensor_of(later).name) + " on stream " +
-                      std::to_string(program_.instructions()[later.instruction].stream) + " in storage " +
+                  "in entry " + quoted(entry_->name) + " it " + told(later, second) + " in storage " +
                       quoted(storage.name) + shared + ", and nothing makes it follow instruction " + place + " (" +
-                      first.op + "), which " + (earlier.writes ? "writes " : "reads ") + quoted(tensor_of(earlier).name) +
-                      " on stream " + std::to_string(first.stream),
+                      first.op + "), which " + told(earlier, first),
                   "let it wait for instruction " + place + ", or for one that comes after that one");
   }
 

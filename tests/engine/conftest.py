@@ -11,6 +11,7 @@ import pytest
 
 import surogate_core
 from surogate_core import engine
+from surogate_core.engine.library import native
 
 
 class FakeKernels:
@@ -43,13 +44,20 @@ def capsule(address: int, name: bytes) -> object:
     return new(address, name, None)
 
 
+def shipped(name: str) -> Path:
+    """A library that ships with the engine."""
+    return Path(native().engine_directory()) / name
+
+
 class FakeDevice:
     """The compiled fake_device.c: what it counted, and its switches."""
 
     def __init__(self, path: Path) -> None:
         self.library = ctypes.CDLL(str(path))
-        self.library.fake_device_table.restype = ctypes.c_void_p
-        engine.register_library(capsule(self.library.fake_device_table(), b"surogate.kernel_library_v1"), "fake_device.c")
+        self.cpu = ctypes.create_string_buffer(str(shipped("libsurogate_cpu.so")).encode())
+        ctypes.c_void_p.in_dll(self.library, "fake_cpu_library").value = ctypes.addressof(self.cpu)
+        address = ctypes.cast(self.library.fake_device, ctypes.c_void_p).value
+        engine.register_library(capsule(address, b"surogate.kernel_library_fn_v1"), "fake_device.c")
 
     def __getattr__(self, name: str) -> int:
         return ctypes.c_long.in_dll(self.library, f"fake_{name}").value
@@ -87,8 +95,8 @@ def _fake_device(tmp_path_factory: pytest.TempPathFactory) -> FakeDevice:
 
 @pytest.fixture
 def device(_fake_device: FakeDevice) -> Iterator[FakeDevice]:
-    """Backend "fake": two devices that are no devices. Afterwards nothing may have written past the end of its memory."""
+    """Backend "fake": two devices that are no devices. Afterwards nothing may have written past the end of memory."""
     yield _fake_device
     _fake_device.refuse(0)
     gc.collect()
-    assert _fake_device.damaged == 0
+    assert (_fake_device.damaged, _fake_device.failed) == (0, 0)

@@ -1,7 +1,8 @@
-/* A backend for the tests of the engine, in plain C: two devices that are memory of this process, and whose streams are as
- * lazy as streams may be. Nothing runs before somebody waits for it, and then only what the wait needs; the streams of a
- * graph run as unevenly as its events allow. So work that is not ordered as it should be gives other numbers.
- * One thread at a time. */
+/* A backend for the tests of the engine, in plain C: two devices that are memory of this process, and whose streams are
+ * as lazy as streams may be. Nothing runs before somebody waits for it, and then only what the wait needs; the streams of
+ * a graph run as unevenly as its events allow. So work that is not ordered as it should be gives other numbers.
+ * Its kernels are a few of its own, and those of the CPU backend, put on its streams. One thread at a time. */
+#include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,10 +13,12 @@
 #define GUARD_BYTE 0xA5
 #define DEVICE_BYTES ((uint64_t)1 << 26)
 #define NUM_DEVICES 2
-#define MAX_OPERANDS 4
+#define MAX_OPERANDS 16
+#define MAX_KERNELS 256
 
 /* What tests look at, and what they switch. */
-long fake_launches, fake_copies, fake_graph_launches, fake_graphs, fake_streams, fake_events, fake_blocks, fake_damaged;
+long fake_launches, fake_copies, fake_graph_launches, fake_graphs, fake_streams, fake_events, fake_blocks;
+long fake_damaged, fake_failed; /* guards written to, or memory released twice; kernels that failed once they ran */
 long fake_refuse_run; /* how many kernels from now on one refuses to be put on a stream; 0: none does */
 
 static int32_t current_device;
@@ -63,7 +66,8 @@ struct event {
 };
 struct op {
   void (*run)(const struct op *op);
-  sg_tensor operands[MAX_OPERANDS];
+  sg_tensor operands[MAX_OPERANDS]; /* as they were when the kernel was put on the stream */
+  const sg_call *call;
   void *to;
   const void *from;
   uint64_t bytes;
@@ -202,7 +206,8 @@ static void release(void *data, int32_t kind) {
     struct block *b = *at;
     if (b->data != data) continue;
     for (int i = 0; i < GUARD; ++i) {
-      if ((uint8_t)b->data[-1 - i] != GUARD_BYTE || (uint8_t)b->data[b->bytes + (uint64_t)i] != GUARD_BYTE) ++fake_damaged;
+      const uint8_t before = (uint8_t)b->data[-1 - i], after = (uint8_t)b->data[b->bytes + (uint64_t)i];
+      if (before != GUARD_BYTE || after != GUARD_BYTE) ++fake_damaged;
     }
     *at = b->next;
     free(b->data - GUARD);
@@ -239,7 +244,7 @@ static int32_t stream_synchronize(void *stream, char *error, size_t size) {
 
 static int32_t copy(void *to, const void *from, uint64_t bytes, void *stream, char *error, size_t size) {
   const struct block *target = block_of(to, bytes), *source = block_of(from, bytes);
-  if (target == NULL || source == NULL) return fail(error, size, "a copy from or to memory that is neither the device's nor pinned");
+  if (target == NULL || source == NULL) return fail(error, size, "a copy of memory that is neither the device's nor pinned");
   ++fake_copies;
   put(stream, (struct op){.run = run_copy, .to = to, .from = from, .bytes = bytes});
   return SG_OK;
@@ -288,7 +293,9 @@ static int32_t event_wait(void *object, void *on, char *error, size_t size) {
     return SG_OK;
   }
   struct graph *graph = event->stream->capture;
-  if (graph == NULL || graph->id != event->capture) return fail(error, size, "the event is one of a capture that is over");
+  if (graph == NULL || graph->id != event->capture) {
+    return fail(error, size, "the event is one of a capture that is over");
+  }
   if (stream->capture == NULL) {
     stream->capture = graph;
     ++capturing;
@@ -370,17 +377,18 @@ static int64_t count(const sg_tensor *t) {
 
 /* Puts `body` on the call's stream, with its operands, inputs first. */
 static int32_t launch(const sg_call *call, void (*body)(const struct op *)) {
-  struct op op = {.run = body};
-  if (fake_refuse_run > 0 && --fake_refuse_run == 0) return fail(call->error, call->error_size, "the device is out of order");
+  struct op op = {.run = body, .call = call, .to = call->workspace};
+  if (fake_refuse_run > 0 && --fake_refuse_run == 0) {
+    return fail(call->error, call->error_size, "the device is out of order");
+  }
   for (int i = 0; i < call->num_inputs + call->num_outputs; ++i) {
     op.operands[i] = i < call->num_inputs ? *call->inputs[i] : *call->outputs[i - call->num_inputs];
     if (op.operands[i].data == NULL) continue;
-    const struct block *b = block_of(op.operands[i].data, sizeof(float) * (uint64_t)count(&op.operands[i]));
+    const struct block *b = block_of(op.operands[i].data, 0);
     if (b == NULL || b->kind != SG_MEMORY_DEVICE || b->device != current_device) {
       return fail(call->error, call->error_size, "an operand is not in this device's memory");
     }
   }
-  op.to = call->workspace;
   put(call->host->native_stream(call->stream), op);
   return SG_OK;
 }
@@ -433,7 +441,82 @@ static const sg_kernel scratch_kernel = {sizeof(sg_kernel), "fake_scratch", "fak
                                          supports, scratch_bytes, NULL, NULL, run_scratch, NULL};
 static const sg_kernel tuned_kernel = {sizeof(sg_kernel), "fake_tuned", "fake", "plain", TRAITS, 0,
                                        supports, scratch_bytes, prepare_tuned, release_tuned, run_scratch, tuning};
-static const sg_kernel *const kernels[] = {&add_kernel, &shy_kernel, &scratch_kernel, &tuned_kernel};
-static const sg_kernel_library library = {sizeof(sg_kernel_library), SG_ABI_MAJOR, SG_ABI_MINOR, "fake device", "1",
-                                          (int32_t)(sizeof(kernels) / sizeof(kernels[0])), kernels, &backend};
-const sg_kernel_library *fake_device_table(void) { return &library; }
+
+/* ---- kernels of the CPU backend: for each op one that runs whichever of its kernels is the best */
+const char *fake_cpu_library; /* its path */
+static sg_kernel_library cpu;
+static sg_kernel adopted[MAX_KERNELS];
+static const sg_kernel *kernels[MAX_KERNELS] = {&add_kernel, &shy_kernel, &scratch_kernel, &tuned_kernel};
+static int32_t num_kernels = 4;
+
+struct adoption {
+  const sg_kernel *kernel;
+  void *state;
+};
+
+static const sg_kernel *best(const sg_call *call) {
+  const sg_kernel *found = NULL;
+  int32_t highest = 0;
+  for (int32_t i = 0; i < cpu.num_kernels; ++i) {
+    if (strcmp(cpu.kernels[i]->op, call->op) != 0) continue;
+    const int32_t score = cpu.kernels[i]->supports(call);
+    if (score > highest) found = cpu.kernels[i], highest = score;
+  }
+  return found;
+}
+static int32_t supports_adopted(const sg_call *call) { return best(call) != NULL && supports(call) ? 1 : 0; }
+static size_t workspace_adopted(const sg_call *call) {
+  const sg_kernel *kernel = best(call);
+  return kernel->workspace != NULL ? kernel->workspace(call) : 0;
+}
+static int32_t prepare_adopted(const sg_call *call, void **state) {
+  struct adoption *adoption = calloc(1, sizeof(*adoption));
+  adoption->kernel = best(call);
+  *state = adoption;
+  return adoption->kernel->prepare != NULL ? adoption->kernel->prepare(call, &adoption->state) : SG_OK;
+}
+static void release_adopted(void *state) {
+  struct adoption *adoption = state;
+  if (adoption->state != NULL && adoption->kernel->release != NULL) adoption->kernel->release(adoption->state);
+  free(adoption);
+}
+static void body_of_adopted(const struct op *op) {
+  const struct adoption *adoption = op->call->state;
+  const sg_tensor *operands[MAX_OPERANDS];
+  char error[512] = "";
+  sg_call call = *op->call;
+  for (int i = 0; i < MAX_OPERANDS; ++i) operands[i] = &op->operands[i];
+  call.inputs = operands;
+  call.outputs = operands + call.num_inputs;
+  call.state = adoption->state;
+  call.error = error;
+  call.error_size = sizeof(error);
+  if (adoption->kernel->run(&call) != SG_OK) {
+    fprintf(stderr, "fake device: %s: %s\n", call.op, error);
+    ++fake_failed;
+  }
+  ++fake_launches, ++ticks;
+}
+static int32_t run_adopted(const sg_call *call) { return launch(call, body_of_adopted); }
+
+static void adopt(const sg_kernel *kernel) {
+  for (int32_t i = 4; i < num_kernels; ++i) {
+    if (strcmp(kernels[i]->op, kernel->op) == 0) return;
+  }
+  adopted[num_kernels] = (sg_kernel){sizeof(sg_kernel), kernel->op, "fake", "borrowed", kernel->traits | TRAITS,
+                                     kernel->in_place_input, supports_adopted, workspace_adopted, prepare_adopted,
+                                     release_adopted, run_adopted, NULL};
+  kernels[num_kernels] = &adopted[num_kernels];
+  ++num_kernels;
+}
+
+int32_t fake_device(const sg_host *host, sg_kernel_library *library, char *error, size_t error_size) {
+  void *file = dlopen(fake_cpu_library, RTLD_NOW);
+  sg_kernel_library_fn fill = file != NULL ? (sg_kernel_library_fn)dlsym(file, SG_KERNEL_LIBRARY_SYMBOL) : NULL;
+  if (fill == NULL) return fail(error, error_size, "no kernels of the CPU backend to borrow");
+  if (fill(host, &cpu, error, error_size) != SG_OK) return SG_ERROR;
+  for (int32_t i = 0; i < cpu.num_kernels && num_kernels < MAX_KERNELS; ++i) adopt(cpu.kernels[i]);
+  *library = (sg_kernel_library){sizeof(sg_kernel_library), SG_ABI_MAJOR, SG_ABI_MINOR, "fake device", "1", num_kernels,
+                                 kernels, &backend};
+  return SG_OK;
+}

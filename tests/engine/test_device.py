@@ -73,7 +73,7 @@ def test_devices(device):
     del memory
     assert engine.device_info("fake", 1)["free_bytes"] == before
     for index in (2, -1):
-        with pytest.raises(EngineError, match=rf"no device {index} of backend 'fake'\nit has 2 devices, counted from 0"):
+        with pytest.raises(EngineError, match=rf"no device {index} of backend 'fake'\nit has 2 devices, counted"):
             Session(summing(), backend="fake", device=index)
     with pytest.raises(EngineError, match="no device for backend 'tpu'\navailable backends: cpu, .*fake"):
         engine.device_info("tpu")
@@ -160,7 +160,8 @@ def test_sessions_share_memory(device):
     draft = Draft()
     arena = draft.arena("main", 256, 256)
     a = draft.tensor("a", draft.storage("shared", -1, 0, 16), [4])
-    draft.instruction("fake_add", [a, ABSENT], [draft.tensor("copy", draft.storage("copy", arena, 0, 16, PERSISTENT), [4])])
+    copy = draft.tensor("copy", draft.storage("copy", arena, 0, 16, PERSISTENT), [4])
+    draft.instruction("fake_add", [a, ABSENT], [copy])
     draft.entry("look")
     reader = Session(draft.to_bytes(), backend="fake")
     reader.bind("shared", writer.share("a"))
@@ -314,8 +315,8 @@ def test_memory_that_is_not_there(device):
     blocks = device.blocks
     with pytest.raises(
         EngineError,
-        match=rf"{65 * MIB} bytes for arena 'activations' could not be had on device 'fake': out of memory; {free} are free\n"
-        "use a smaller batch",
+        match=rf"{65 * MIB} bytes for arena 'activations' could not be had on device 'fake': out of memory; "
+        rf"{free} are free\nuse a smaller batch",
     ):
         Session(draft.to_bytes(), backend="fake")
     assert device.blocks == blocks

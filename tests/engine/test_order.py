@@ -50,8 +50,9 @@ def test_a_read_follows_the_write(device):
             s.accepted()
         else:
             s.refused(
-                r"instruction 1 \(fake_add\): in entry 'step' it reads 'a' on stream 1 in storage 'a', and nothing makes it "
-                r"follow instruction 0 \(fake_add\), which writes 'a' on stream 0[^!]*let it wait for instruction 0, or for "
+                r"instruction 1 \(fake_add\): in entry 'step' it reads 'a' on stream 1 in storage 'a', and nothing "
+                r"makes it follow instruction 0 \(fake_add\), which writes 'a' on stream 0"
+                r"[^!]*let it wait for instruction 0, or for "
             )
 
 
@@ -145,7 +146,8 @@ def test_columns_of_one_matrix(device):
         s = Streams()
         source = s.draft.tensor("source", s.draft.tensors[s.x][1], [2, 2])
         storage = s.draft.storage("wide", s.arena, 64, 32)
-        left, right = (s.draft.tensor(n, storage, [2, 2], offset=o, strides=[4, 1]) for n, o in (("left", 0), ("right", 8)))
+        left, right = (s.draft.tensor(name, storage, [2, 2], offset=offset, strides=[4, 1])
+                       for name, offset in (("left", 0), ("right", 8)))
         whole = s.draft.tensor("whole", storage, [2, 4])
         s.add([source], left)
         s.add([source], right, stream=1)
