@@ -91,7 +91,8 @@ def training_program(
         if saved_budget is not None:
             recompute(graph, saved_budget, bindings, backend)
         dead_code(graph)
-        options = EmitOptions(bindings, recipe.compute, weights.dtypes(graph), optimizer, master, states)
+        options = EmitOptions(bindings, recipe.compute, weights.dtypes(graph), optimizer, master, states,
+                              _decoding_stream(backend))
         program, layout = emit(graph, options), TrainableLayout.of(graph, TrainedTypes(recipe.compute, master, states))
         planned = engine.plan(program.to_bytes(), backend, threads, device)
         return TrainPlan(graph, program, layout, bindings, (before, saved_bytes(graph, bindings)), planned)
@@ -102,6 +103,12 @@ def training_program(
     if memory_budget is None or plan.resident_bytes <= memory_budget:
         return plan
     return _fit(build, plan, memory_budget)
+
+
+def _decoding_stream(backend: str) -> int | None:
+    """Where copies of quantised weights are made ahead of the products that read them. A device does it while other
+    work runs; the CPU's products decode blocks straight into the layout that they want."""
+    return None if backend == "cpu" else 1
 
 
 def _allow_any_order(graph: Graph) -> None:
@@ -150,7 +157,8 @@ def loss_program(
 ) -> tuple[Graph, Program]:
     """A program that only runs forward over packed documents: "loss" (entries begin, forward) or all "logits"."""
     graph = _packed(model, recipe, output, max_positions, adapter, weights.dtypes if join_projections else None)
-    return graph, emit(graph, EmitOptions(bindings, recipe.compute, weights.dtypes(graph)))
+    options = EmitOptions(bindings, recipe.compute, weights.dtypes(graph), prefetch=_decoding_stream(weights.backend))
+    return graph, emit(graph, options)
 
 
 def evaluation_bytes(
@@ -168,7 +176,7 @@ def evaluation_bytes(
         return {name: dtype(name, value) for name, value, _ in graph.instances()}
 
     graph = _packed(model, recipe, "loss", max_positions, adapter, dtypes if join_projections else None)
-    program = emit(graph, EmitOptions(bindings, recipe.compute, dtypes(graph)))
+    program = emit(graph, EmitOptions(bindings, recipe.compute, dtypes(graph), prefetch=_decoding_stream(backend)))
     planned = engine.plan(program.to_bytes(), backend, threads, device)
     return sum(planned["arenas"].values()) + planned["workspace"]
 

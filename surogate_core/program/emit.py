@@ -22,23 +22,23 @@ from .. import ops
 from ..ir.builder import JOIN, SLICE, VIEW
 from ..ir.graph import ACTIVATION, CONSTANT, GRAD, INPUT, PARAM, Graph, Node, Region, Value
 from ..ops.record import PerLayer
-from ..weights.formats import byte_count
+from ..weights.formats import FORMATS, byte_count
+from .call import Call, Key
 from .memory import aligned, lower_bound, plan
 from .places import Places
+from .prefetch import prefetch, waits
 from .program import (
     HOST_WRITTEN, PERSISTENT, Arena, Entry, Instruction, Program, Storage, TensorEntry, dense_strides,
 )
 from .trainable import TrainableLayout, TrainedTypes
 
-Key = tuple[Value, "int | None"]
-"""One tensor of the unrolled program: a value and the layer it belongs to."""
-
-
 @dataclass(frozen=True)
 class EmitOptions:
     """bindings: symbolic dimension -> length. compute: dtype that products read trained matrices in. param_dtypes: stored
     dtype of each frozen parameter by full name. optimizer: what emits the update (None for a program that only runs
-    forward). master, states: dtypes of what is kept of trained parameters, see `TrainedTypes`."""
+    forward). master, states: dtypes of what is kept of trained parameters, see `TrainedTypes`. prefetch: the stream
+    on which copies of quantised weights are made for the products that read them, see `prefetch`; None: they are read as
+    stored."""
 
     bindings: Mapping[str, int]
     compute: str
@@ -46,16 +46,7 @@ class EmitOptions:
     optimizer: Any = None
     master: str = "f32"
     states: str = "f32"
-
-
-@dataclass
-class Call:
-    """One instruction before places are known."""
-
-    node: Node
-    inputs: tuple[Key | None, ...]
-    outputs: tuple[Key | None, ...]
-    layer: int | None
+    prefetch: int | None = None
 
 
 def emit(graph: Graph, options: EmitOptions) -> Program:
@@ -84,6 +75,8 @@ class Emitter:
 
     def run(self) -> Program:
         calls = self._sweep(self._unroll())
+        if self.options.prefetch is not None:
+            calls = prefetch(calls, self._is_quantised, self.options.prefetch)
         self._place_fixed(calls)
         self._place_activations(calls)
         self._entries(calls)
@@ -214,11 +207,16 @@ class Emitter:
             raise ValueError(f"{name} is {', '.join(parts)} read as one, but they are stored as {', '.join(sorted(dtypes))}")
         return dtypes.pop()
 
+    def _is_quantised(self, key: Key) -> bool:
+        frozen = key[0].kind == PARAM and not key[0].trainable
+        return frozen and FORMATS[self._stored_dtype(self.param_names[key])].is_block
+
     def _place_activations(self, calls: list[Call]) -> None:
         places = self.places
         lives = places.settle(calls, [self._key(v, None) for v in self.graph.outputs.values()])
         self.activation_floor = lower_bound(list(lives.values()))
         self.arena_sizes["activations"] = plan(list(lives.values()))
+        self.waits = waits(calls, lives)
         for life in lives.values():
             self.program.storages.append(Storage(life.name, "activations", life.offset, life.bytes))
         made = dict.fromkeys(k for c in calls for k in c.outputs if k is not None and k[0].kind == ACTIVATION)
@@ -239,7 +237,10 @@ class Emitter:
         if "loss" in self.graph.outputs:
             targets = ["loss", *(["gradients"] if self.graph.grads else [])]
             self._entry("begin", [Instruction("fill", (), (name,), (("value", 0.0),)) for name in targets])
-        self._entry("micro_step" if self.graph.grads else "forward", [self._instruction(c) for c in calls])
+        first = len(program.instructions)
+        waiting = {i: (first + waited,) for i, waited in self.waits.items()}
+        self._entry("micro_step" if self.graph.grads else "forward",
+                    [self._instruction(call, waiting.get(i, ())) for i, call in enumerate(calls)])
         if self.options.optimizer is not None and self.graph.grads:
             self._entry("update", self.trained.update(self, self.options.optimizer))
             if self.trained.has_copy:  # the update's last instruction alone, for masters that were written from outside
@@ -255,14 +256,14 @@ class Emitter:
         self.program.entries.append(Entry(name, len(self.program.instructions), len(instructions)))
         self.program.instructions += instructions
 
-    def _instruction(self, call: Call) -> Instruction:
+    def _instruction(self, call: Call, waiting: tuple[int, ...]) -> Instruction:
         inputs = self._shaped(call.node.inputs, call.inputs)
         outputs = self._shaped(call.node.outputs, call.outputs)
         attrs = tuple(
             (name, int(v) + v.stride * (call.layer or 0) if isinstance(v, PerLayer) else v)
             for name, v in sorted(call.node.attrs.items())
         )
-        return Instruction(call.node.op, inputs, outputs, attrs)
+        return Instruction(call.node.op, inputs, outputs, attrs, "", call.stream, waiting)
 
     def _shaped(self, values: tuple[Value | None, ...], keys: tuple[Key | None, ...]) -> tuple[str | None, ...]:
         """Names of the operands; where a view gave a value another shape than its storage's tensor, a tensor of that shape."""

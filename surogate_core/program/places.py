@@ -17,7 +17,7 @@ from ..weights.formats import byte_count
 from .memory import Life
 
 if TYPE_CHECKING:
-    from .emit import Call, Key
+    from .call import Call, Key
 
 LINGER = 8
 """Instructions for which an activation may hold memory that is mostly unused."""

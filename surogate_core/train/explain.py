@@ -8,6 +8,7 @@ from typing import Any
 from .. import engine
 from ..engine import cuda
 from ..model.binding import IN_PLACE
+from ..weights.formats import FORMATS
 from .machine import describe_machine
 from .memory import by_part, logits_bytes
 from .prepare import Prepared, checkpoint_bytes
@@ -73,7 +74,8 @@ def fast_paths(prepared: Prepared, planned: dict[str, Any]) -> list[tuple[str, b
          "all saved activations fit memory_budget" if whole else "memory_budget is smaller than what would be saved"),
         ("packing", config.sample_packing,
          f"bins are {prepared.loader.packing_efficiency:.0%} full" if config.sample_packing else "sample_packing is false"),
-        ("weights read in place", not copied, copied or "no frozen matrix is copied or dequantised"),
+        ("weights read in place", not copied, copied or "no frozen matrix is kept in another format than its file's"),
+        ("quantised weights prefetched", *_prefetched(prepared, planned)),
     ]
     return paths + _kernel_paths(planned, config.backend)
 
@@ -88,6 +90,17 @@ def _joined(prepared: Prepared) -> tuple[bool, str]:
     if not prepared.plan.joins_projections:
         return False, f"backend {backend} reads each weight where its file is mapped, so they stay apart"
     return False, "what reads one input is stored in different formats, or read by ops that take no columns of a matrix"
+
+
+def _prefetched(prepared: Prepared, planned: dict[str, Any]) -> tuple[bool, str]:
+    """Whether blocks are decoded on a stream of their own, and how often or why not."""
+    decoded = [i for i in planned["instructions"] if i["op"] == "dequantize"]
+    if decoded:
+        return True, (f"{len(decoded)} times a micro-step one is decoded to {prepared.recipe.compute} while the "
+                      "product before runs; two are in memory at a time")
+    if not any(FORMATS[tensor.dtype].is_block for tensor in prepared.plan.program.tensors if tensor.dtype in FORMATS):
+        return False, "no weight is quantised"
+    return False, f"backend {prepared.config.backend} decodes blocks inside its products"
 
 
 def _copied(prepared: Prepared) -> str:

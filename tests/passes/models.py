@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from surogate_core.passes import RECIPES, autodiff, precision
 from surogate_core.program import EmitOptions, Program, emit
 from surogate_core.train.optimizers import AdamW
 from surogate_core.weights.quants import f32_to_bf16
+from surogate_core.weights.tensor import from_f32
 
 CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 96, "hidden_size": 32,
@@ -64,8 +66,12 @@ def batch(seed: int = 0) -> dict[str, np.ndarray]:
             "token_weights": (weights / weights.sum()).astype(np.float32)}
 
 
-def open_session(graph: Graph, program: Program, loaded: LoadedModel, scale: float = 8.0, threads: int = 1) -> Session:
-    """A session with random weights, ``scale`` times those of a new model, so that every part of it matters."""
+def open_session(
+    graph: Graph, program: Program, loaded: LoadedModel, scale: float = 8.0, threads: int = 1,
+    stored: Mapping[str, str] = MappingProxyType({}),
+) -> Session:
+    """A session with random weights, ``scale`` times those of a new model, so that every part of it matters.
+    ``stored``: dtypes of frozen ones that are not f32."""
     session = Session(program.to_bytes(), threads=threads)
     names = {t.name for t in program.tensors}
     for name, (_, array) in graph.constants.items():
@@ -78,11 +84,11 @@ def open_session(graph: Graph, program: Program, loaded: LoadedModel, scale: flo
         if name.endswith("lora_b"):
             array = initial_values(name.replace("lora_b", "lora_a"), tuple(value.shape), None, 1)
         array = (array * np.float32(scale if array.ndim > 1 else 1)).astype(np.float32)
-        arrays[name] = array
+        arrays[name] = from_f32(name, array, stored.get(name, "f32")).data
         if f"master.{name}" in names:
             session.tensor(f"master.{name}")[...] = array
         elif f"weight.{name}" in storages:
-            session.bind(f"weight.{name}", array)
+            session.bind(f"weight.{name}", arrays[name])
     for name, _, _, parts in graph.joined_instances():
         if f"weight.{name}" in storages:
             session.bind(f"weight.{name}", np.concatenate([arrays[part] for part in parts]))
