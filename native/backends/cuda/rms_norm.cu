@@ -5,9 +5,13 @@
 // and x, each once.
 //
 // A row is held in registers between its sum and its use, so it crosses memory once. Short rows (a head) are shared by
-// 1 to 32 lanes, a block working on many of them; long rows by a block. Blocks walk over rows, which lets the weight
-// stay in registers too. Rows that cannot be moved in packs, or are too long for registers, are read twice, the second
-// time from the caches.
+// 1 to 32 lanes, a block working on many of them; long rows by a block or a part of one. Rows that cannot be moved in
+// packs, or are too long for registers, are read twice, the second time from the caches.
+//
+// rms_norm has one task a thread: 64 bytes of a long row, all under way at once; as blocks end, others begin, so that
+// some always wait for memory while others add and store. The weight comes from the first-level cache, after the sum:
+// the cache is several times as fast as memory, and registers are worth more as bytes in flight. The gradient's blocks
+// walk over rows, with the weight in registers.
 #include <initializer_list>
 
 #include "rows.cuh"
@@ -91,15 +95,14 @@ Weight weight_of(const sg_call *call, int index) {
   return {weight->data, weight->dtype, static_cast<float>(attr_float(call, "unit_offset", 0.0))};
 }
 
-// How the block's threads share rows: `threads` of them to a row, a power of two up to 32 or else the whole block.
+// How the block's threads share rows: `threads` of them to a row, a power of two up to 32 or else whole warps.
 struct Share {
   int threads, lane, row, rows;
 
   __device__ explicit Share(int threads_per_row) : threads(threads_per_row) {
-    const bool whole = threads > 32;
-    lane = whole ? threadIdx.x : threadIdx.x & (threads - 1);
-    row = whole ? 0 : threadIdx.x / threads;
-    rows = whole ? 1 : blockDim.x / threads;
+    rows = static_cast<int>(blockDim.x) / threads;
+    row = rows == 1 ? 0 : static_cast<int>(threadIdx.x) / threads;
+    lane = static_cast<int>(threadIdx.x) - row * threads;
   }
   template <int V>
   __device__ int column(int pack) const {
@@ -107,9 +110,16 @@ struct Share {
   }
   // Sum over the threads of a row; all of the block call it.
   __device__ float sum(float value, float *scratch) const {
-    if (threads > 32) return block_sum(value, scratch);
-    for (int offset = threads / 2; offset > 0; offset /= 2) value += __shfl_xor_sync(0xffffffffu, value, offset);
-    return value;
+    if (threads <= 32) {
+      for (int offset = threads / 2; offset > 0; offset /= 2) value += __shfl_xor_sync(0xffffffffu, value, offset);
+      return value;
+    }
+    const int warps = threads / 32, in_warp = threadIdx.x % 32;
+    value = warp_sum(value);
+    __syncthreads();  // the sums of the rows before have been read
+    if (in_warp == 0) scratch[threadIdx.x / 32] = value;
+    __syncthreads();
+    return warp_sum(in_warp < warps ? scratch[row * warps + in_warp] : 0.0f);
   }
 };
 
@@ -160,6 +170,12 @@ Launch plan_rows(const RowGrid &grid, int elements) {
   const int64_t most = static_cast<int64_t>(device().units) * (2048 / block);
   return {threads, block, static_cast<unsigned>(needed < most ? needed : most)};
 }
+// One task a thread: as many blocks as it takes, of at least 128 threads.
+Launch plan_tasks(const RowGrid &grid, int elements) {
+  const int threads = threads_for_row(grid.n, elements);
+  const int rows = threads <= 32 ? kGroupedThreads / threads : threads < 128 ? 128 / threads : 1;
+  return {threads, rows * threads, static_cast<unsigned>(ceil_div(grid.rows, rows))};
+}
 unsigned blocks_for_any(const RowGrid &grid) {
   const int64_t most = static_cast<int64_t>(device().units) * (2048 / kGroupedThreads);
   return static_cast<unsigned>(grid.rows < most ? grid.rows : most);
@@ -178,35 +194,31 @@ __global__ void __launch_bounds__(kMaxThreads)
     rms_norm_packs(RowGrid grid, int threads, Rows<const X> x, Weight weight, float eps, Rows<Y> y, float *rstd_out) {
   __shared__ float scratch[32];
   const Share share(threads);
-  const int n = static_cast<int>(grid.n);
-  const float inverse_n = 1.0f / static_cast<float>(n);
-  float factor[P][V];
-  load_weight<V, P>(weight, share, n, factor);
-  const int64_t step = static_cast<int64_t>(gridDim.x) * share.rows;
-  for (int64_t first = static_cast<int64_t>(blockIdx.x) * share.rows; first < grid.rows; first += step) {
-    const int64_t row = first + share.row;
-    const int limit = row < grid.rows ? n : 0;
-    const Place place = locate(grid, row);
-    const Held<X, V, P> held(row_at(x, place, grid), share, limit);
-    float values[P][V], squares = 0.0f;
-    held.floats(values);
+  const int64_t row = static_cast<int64_t>(blockIdx.x) * share.rows + share.row;
+  const int limit = row < grid.rows ? static_cast<int>(grid.n) : 0;
+  const Place place = locate(grid, row);
+  const Held<X, V, P> held(row_at(x, place, grid), share, limit);
+  float values[P][V], squares = 0.0f;
+  held.floats(values);
 #pragma unroll
-    for (int p = 0; p < P; ++p) {
+  for (int p = 0; p < P; ++p) {
 #pragma unroll
-      for (int i = 0; i < V; ++i) squares = fmaf(values[p][i], values[p][i], squares);
-    }
-    const float rstd = rsqrtf(share.sum(squares, scratch) * inverse_n + eps);
-    Y *out = row_at(y, place, grid);
-#pragma unroll
-    for (int p = 0; p < P; ++p) {
-      const int column = share.column<V>(p);
-      if (column >= limit) continue;
-#pragma unroll
-      for (int i = 0; i < V; ++i) values[p][i] *= rstd * factor[p][i];
-      store<V>(out + column, values[p]);
-    }
-    if (rstd_out != nullptr && share.lane == 0 && limit > 0) rstd_out[row] = rstd;
+    for (int i = 0; i < V; ++i) squares = fmaf(values[p][i], values[p][i], squares);
   }
+  const float rstd = rsqrtf(share.sum(squares, scratch) * (1.0f / static_cast<float>(static_cast<int>(grid.n))) + eps);
+  if (limit == 0) return;
+  Y *out = row_at(y, place, grid);
+#pragma unroll
+  for (int p = 0; p < P; ++p) {
+    const int column = share.column<V>(p);
+    if (column >= limit) continue;
+    float factor[V];
+    weight.load_pack<V>(column, factor);
+#pragma unroll
+    for (int i = 0; i < V; ++i) values[p][i] *= rstd * factor[i];
+    store<V>(out + column, values[p]);
+  }
+  if (rstd_out != nullptr && share.lane == 0) rstd_out[row] = rstd;
 }
 
 template <class X, class Y>
@@ -252,18 +264,15 @@ int32_t run(const sg_call *call) {
       constexpr int V = pack_size<X, Y>();
       const Rows<const X> in = rows_on<const X>(grid, x);
       const Rows<Y> out = rows_on<Y>(grid, y);
-      const auto go = [&](auto kernel, int elements) {
-        const Launch plan = plan_rows(grid, elements);
-        kernel<<<plan.blocks, plan.block, 0, stream(call)>>>(grid, plan.threads_per_row, in, weight, eps, out, rstd);
-      };
+      constexpr int kPacks = 4;
       const bool packs = grid.n % V == 0 && can_pack_rows<V>(in) && can_pack_rows<V>(out) && weight.packable<V>();
-      if (!packs || !fits_registers(grid.n, 16)) {
+      if (packs && fits_registers(grid.n, kPacks * V)) {
+        const Launch plan = plan_tasks(grid, kPacks * V);
+        rms_norm_packs<X, Y, V, kPacks><<<plan.blocks, plan.block, 0, stream(call)>>>(grid, plan.threads_per_row, in,
+                                                                                       weight, eps, out, rstd);
+      } else {
         rms_norm_any<X, Y>
             <<<blocks_for_any(grid), kGroupedThreads, 0, stream(call)>>>(grid, in, weight, eps, out, rstd);
-      } else if (grid.n <= 32 * 8) {
-        go(rms_norm_packs<X, Y, V, 8 / V>, 8);
-      } else {
-        go(rms_norm_packs<X, Y, V, 16 / V>, 16);
       }
     });
   });
