@@ -185,6 +185,10 @@ def _products(t: int, n: int, wide: int, qkv: int, rank: int) -> Iterator[Call]:
             yield "linear", [x, weight, None, addend], [("y", "bf16", (t, rows))], {"alpha": 1.0, "out_dtype": "bf16"}
         yield "linear_input_grad", [dy, weight, None], [("dx", "bf16", (t, columns))], {"alpha": 1.0, "out_dtype": "bf16"}
         yield "linear_weight_grad", [dy, x], [("dweight", "f32", (rows, columns))], {"alpha": 1.0}
+    for width in (n, wide):
+        low, b = ("low", "bf16", (t, rank)), ("b", "bf16", (width, rank))
+        yield ("low_rank_grad", [("dy", "bf16", (t, width)), b, low],
+               [("dlow", "bf16", (t, rank)), ("db", "f32", (width, rank))], {"alpha": 1.0})
 
 
 def _optimizer(n: int) -> Iterator[Call]:
