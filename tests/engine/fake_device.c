@@ -11,7 +11,7 @@
 
 #define GUARD 256
 #define GUARD_BYTE 0xA5
-#define DEVICE_BYTES ((uint64_t)1 << 26)
+#define DEVICE_BYTES ((uint64_t)1 << 33) /* what it says: nothing takes much of it */
 #define NUM_DEVICES 2
 #define MAX_OPERANDS 16
 #define MAX_KERNELS 256

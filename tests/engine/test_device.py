@@ -66,7 +66,7 @@ def bound(n: int = 8, value: float = 3.0, **options) -> Session:
 def test_devices(device):
     info = engine.device_info("fake", 1)
     assert (info["name"], info["versions"]) == ("Fake 1", "driver 1.2, runtime 3")
-    assert (info["num_units"], info["architecture"], info["total_bytes"]) == (3, 7, 64 * MIB)
+    assert (info["num_units"], info["architecture"], info["total_bytes"]) == (3, 7, 8192 * MIB)
     before = info["free_bytes"]
     memory = Memory("fake", MIB, 1)
     assert engine.device_info("fake", 1)["free_bytes"] == before - MIB
@@ -310,19 +310,19 @@ def test_operands_must_be_the_devices(device):
 
 def test_memory_that_is_not_there(device):
     draft = Draft()
-    draft.arena("activations", 65 * MIB, 256)
+    draft.arena("activations", 9000 * MIB, 256)
     free = engine.device_info("fake")["free_bytes"]
     blocks = device.blocks
     with pytest.raises(
         EngineError,
-        match=rf"{65 * MIB} bytes for arena 'activations' could not be had on device 'fake': out of memory; "
+        match=rf"{9000 * MIB} bytes for arena 'activations' could not be had on device 'fake': out of memory; "
         rf"{free} are free\nuse a smaller batch",
     ):
         Session(draft.to_bytes(), backend="fake")
     assert device.blocks == blocks
-    assert engine.plan(draft.to_bytes(), backend="fake")["arenas"] == {"activations": 65 * MIB}
-    with pytest.raises(EngineError, match=f"{65 * MIB} bytes for a tensor could not be had"):
-        Memory("fake", 65 * MIB)
+    assert engine.plan(draft.to_bytes(), backend="fake")["arenas"] == {"activations": 9000 * MIB}
+    with pytest.raises(EngineError, match=f"{9000 * MIB} bytes for a tensor could not be had"):
+        Memory("fake", 9000 * MIB)
 
 
 def test_each_stream_has_a_workspace(device):
