@@ -67,6 +67,7 @@ def fast_paths(prepared: Prepared, planned: dict[str, Any]) -> list[tuple[str, b
         ("loss with its gradient in one sweep", "linear_cross_entropy_grad" in ops and "linear_cross_entropy" not in ops,
          "logits are never held whole, and are computed once a step"),
         ("projections joined", *_joined(prepared)),
+        ("low-rank gradients in one reading", *_low_rank(prepared)),
         ("sums inside products", fused,
          "residual and gradient sums are addends of the products that make them" if fused
          else "some sums have no product to join"),
@@ -101,6 +102,16 @@ def _prefetched(prepared: Prepared, planned: dict[str, Any]) -> tuple[bool, str]
     if not any(FORMATS[tensor.dtype].is_block for tensor in prepared.plan.program.tensors if tensor.dtype in FORMATS):
         return False, "no weight is quantised"
     return False, f"backend {prepared.config.backend} decodes blocks inside its products"
+
+
+def _low_rank(prepared: Prepared) -> tuple[bool, str]:
+    """Whether one op makes both gradients of adapters' second halves, and of how many or why not."""
+    if prepared.adapter is None:
+        return False, "no adapters are trained"
+    count = sum(i.op == "low_rank_grad" for i in prepared.plan.program.instructions)
+    if count:
+        return True, f"of {count} adapters: the gradients of B and of what it multiplies read dy once"
+    return False, f"backend {prepared.config.backend} makes the two gradients of an adapter's B branch one after the other"
 
 
 def _copied(prepared: Prepared) -> str:
