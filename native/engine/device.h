@@ -18,8 +18,8 @@ class Stream;
 
 class SUROGATE_API Device : public std::enable_shared_from_this<Device> {
  public:
-  // One object a device of the process. "cpu" is the host, and so is a backend that brings kernels but no memory. Throws Error for
-  // a backend that no library brought, and for an index that it does not have.
+  // One object a device of the process. "cpu" is the host, and so is a backend that brings kernels but no memory. Throws
+  // Error for a backend that no library brought, and for an index that it does not have.
   static std::shared_ptr<Device> open(const std::string &backend, int32_t index);
   ~Device();
   Device(const Device &) = delete;
