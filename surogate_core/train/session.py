@@ -41,16 +41,19 @@ class TrainSession:
         declared = dict(self.model.dsl().parameters())
         from_file = self.model.store is not None
         for name, parameter in self.layout.parameters.items():
-            if from_file and name in declared:
-                values = weights.stored(name, parameter.shape).to_f32()
+            if not (from_file and name in declared):
+                self.set_parameter(name, initial_values(name, parameter.shape, declared.get(name), self.seed))
+                continue
+            stored = weights.stored(name, parameter.shape)
+            if stored.dtype == self.dtype(f"master.{name}"):
+                self.session.write(f"master.{name}", stored.data)  # as it is: nothing is converted there and back
             else:
-                values = initial_values(name, parameter.shape, declared.get(name), self.seed)
-            self.set_parameter(name, values)
+                self.set_parameter(name, stored.to_f32())
         self.refresh()
 
     def refresh(self) -> None:
-        """Makes the compute copies follow the masters, after these were written from outside."""
-        if self.layout.has_copy:
+        """Makes all copies that products read follow the masters, after these were written from outside."""
+        if any(entry.name == "refresh" for entry in self.plan.program.entries):
             self.session.run("refresh")
 
     def parameter(self, name: str) -> np.ndarray:

@@ -20,7 +20,9 @@ _CHUNK_BLOCKS = 1 << 16  # blocks decoded at once: bounds the temporaries of a l
 
 def bf16_to_f32(bits: Array) -> Array:
     """uint16 bit patterns of bfloat16 -> float32 of the same shape; exact."""
-    return (np.asarray(bits, np.uint16).astype(np.uint32) << np.uint32(16)).view(np.float32)
+    words = np.asarray(bits, np.uint16).astype(np.uint32)
+    words <<= np.uint32(16)
+    return words.view(np.float32)
 
 
 def f32_to_bf16(values: Array) -> Array:
