@@ -1,16 +1,21 @@
 // rope(x[T, H, D], positions[T], table[P, R/2, 2]) -> y: each head's first R dims are rotated pair by pair, f32 or
 // bf16. Rows of x and y may lie apart, and y may be x. A position outside the table gives NaN.
 //
-// The floor is bytes: x once in, y once out; the table's row is a few hundred bytes beside a token's kilobytes. A thread
-// reads the angles of V pairs once and turns those pairs in four heads of a token, all its loads under way before it
-// computes.
+// The floor is bytes: x once in, y once out; the table's row is a few hundred bytes beside a token's kilobytes. A
+// thread turns V pairs in two heads of a token: 64 bytes of x, under way before it waits for the position and then for
+// the angles, which every head of a token reads from the cache. Blocks have an axis for each of lane, heads and token:
+// no thread divides, since a small tensor takes hardly longer than a thread does.
+#include <algorithm>
+
 #include "rows.cuh"
 
 namespace sg::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kHeads = 4;  // of one token, in one thread
+constexpr int kHeads = 2;           // of one token, in one thread
+constexpr int kMostBlocks = 65535;  // along the grid's second and third axis
+constexpr int kMostTokens = 64;     // of a block: its third axis holds no more
 
 int32_t supports(const sg_call *call) {
   const sg_tensor *x = input(call, 0), *positions = input(call, 1), *table = input(call, 2), *y = output(call, 0);
@@ -19,15 +24,15 @@ int32_t supports(const sg_call *call) {
   if (positions->dtype != SG_I32 || positions->rank != 1 || positions->shape[0] != x->shape[0]) return 0;
   if (!is_dense(positions) || !is_dense(table) || table->dtype != SG_F32) return 0;
   if (table->rank != 3 || table->shape[2] != 2 || 2 * table->shape[1] > x->shape[2]) return 0;
+  if (x->shape[1] > kMostBlocks || x->shape[2] > kMostBlocks || x->shape[0] > INT32_MAX) return 0;
   return 10;
 }
 
 struct Heads {
-  int64_t tokens, heads, dim, half;
-  int64_t table_rows;
-  int64_t groups;    // of kHeads heads
-  int64_t turning;   // threads that a group needs for its pairs
-  int64_t threads;   // the same, with those that copy dims past R
+  int64_t tokens, table_rows;
+  int heads, dim, half;
+  int turning;  // threads that a head needs for its pairs
+  int threads;  // the same, with those that copy dims past R
 };
 
 // V pairs of a head, as two packs: (i, i + half) take one from each, (2i, 2i + 1) two of one.
@@ -53,12 +58,12 @@ __device__ inline void turn(const float (&cos)[V], const float (&sin)[V], float 
 
 // Cosines and sines of pairs [pair, pair + V) at a position.
 template <int V>
-__device__ inline void load_angles(const float *table, const Heads &shape, int32_t position, int64_t pair, float sign,
+__device__ inline void load_angles(const float *table, const Heads &shape, int32_t position, int pair, float sign,
                                    float (&cos)[V], float (&sin)[V]) {
   float words[2][V];
   const bool inside = position >= 0 && position < shape.table_rows;
   if (inside) {
-    const float *from = table + (position * shape.half + pair) * 2;
+    const float *from = table + (static_cast<int64_t>(position) * shape.half + pair) * 2;
     load<V>(from, words[0]);
     load<V>(from + V, words[1]);
   }
@@ -70,58 +75,39 @@ __device__ inline void load_angles(const float *table, const Heads &shape, int32
   }
 }
 
-// Turns V pairs in `heads` heads, dim elements apart.
-template <int heads, int V, bool interleaved, class T>
-__device__ inline void turn_heads(const T *in, T *out, int64_t dim, int64_t right, const float *table,
-                                  const Heads &shape, int32_t position, int64_t pair, float sign) {
-  Pack<T, V> left_packs[heads], right_packs[heads];
+template <class T, int V, bool interleaved>
+__global__ void __launch_bounds__(kThreads, 4)
+    rope_packs(Heads shape, Rows<const T> x, const int32_t *positions, const float *table, float sign, Rows<T> y) {
+  const int64_t token = static_cast<int64_t>(blockIdx.x) * blockDim.z + threadIdx.z;
+  const int head = static_cast<int>(blockIdx.y * blockDim.y + threadIdx.y) * kHeads;
+  const int lane = static_cast<int>(blockIdx.z * blockDim.x + threadIdx.x);
+  const bool exists = token < shape.tokens && lane < shape.threads, turns = lane < shape.turning;
+  const int heads = exists ? min(shape.heads - head, kHeads) : 0;  // zero or below: none
+  // A thread that turns has two packs of a head; one that copies what lies behind the pairs has the first alone.
+  const int pair = lane * V, left = turns ? (interleaved ? 2 * pair : pair) : 2 * shape.half + pair - shape.turning * V;
+  const int right = interleaved ? V : shape.half;
+  const int64_t first = static_cast<int64_t>(head) * shape.dim + left;
+  const T *in = x.data + token * x.stride + first;
+  Pack<T, V> left_packs[kHeads], right_packs[kHeads];
 #pragma unroll
-  for (int h = 0; h < heads; ++h) {
-    left_packs[h] = load_pack<V>(in + h * dim);
-    right_packs[h] = load_pack<V>(in + h * dim + right);
+  for (int h = 0; h < kHeads; ++h) {
+    if (h < heads) left_packs[h] = load_pack<V>(in + h * shape.dim);
+    if (h < heads && turns) right_packs[h] = load_pack<V>(in + h * shape.dim + right);
   }
+  __syncwarp();  // or the compiler has the position loaded first, and waited for, before x
+  if (heads <= 0) return;
   float cos[V], sin[V];
-  load_angles<V>(table, shape, position, pair, sign, cos, sin);
+  if (turns) load_angles<V>(table, shape, positions[token], pair, sign, cos, sin);
+  T *out = y.data + token * y.stride + first;
 #pragma unroll
-  for (int h = 0; h < heads; ++h) {
+  for (int h = 0; h < kHeads; ++h) {
+    if (h >= heads) break;
     float a[V], b[V];
     to_floats<V>(left_packs[h], a);
     to_floats<V>(right_packs[h], b);
-    turn<V, interleaved>(cos, sin, a, b);
-    store<V>(out + h * dim, a);
-    store<V>(out + h * dim + right, b);
-  }
-}
-
-template <class T, int V, bool interleaved>
-__global__ void __launch_bounds__(kThreads, 3)
-    rope_packs(Heads shape, Rows<const T> x, const int32_t *positions, const float *table, float sign, Rows<T> y) {
-  const int64_t item = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-  const int64_t group_item = item / shape.threads, lane = item - group_item * shape.threads;
-  const int64_t token = group_item / shape.groups, head = (group_item - token * shape.groups) * kHeads;
-  if (token >= shape.tokens) return;
-  const int32_t position = positions[token];
-  const int64_t dim = shape.dim, heads = shape.heads - head < kHeads ? shape.heads - head : kHeads;
-  const T *in = x.data + token * x.stride + head * dim;
-  T *out = y.data + token * y.stride + head * dim;
-  if (lane >= shape.turning) {
-    const int64_t column = 2 * shape.half + (lane - shape.turning) * V;
-    for (int64_t h = 0; h < heads; ++h) {
-      float passed[V];
-      load<V>(in + h * dim + column, passed);
-      store<V>(out + h * dim + column, passed);
-    }
-    return;
-  }
-  const int64_t pair = lane * V, left = interleaved ? 2 * pair : pair, right = interleaved ? V : shape.half;
-  in += left;
-  out += left;
-  if (heads == kHeads) {
-    turn_heads<kHeads, V, interleaved>(in, out, dim, right, table, shape, position, pair, sign);
-    return;
-  }
-  for (int64_t h = 0; h < heads; ++h, in += dim, out += dim) {
-    turn_heads<1, V, interleaved>(in, out, dim, right, table, shape, position, pair, sign);
+    if (turns) turn<V, interleaved>(cos, sin, a, b);
+    store<V>(out + h * shape.dim, a);
+    if (turns) store<V>(out + h * shape.dim + right, b);
   }
 }
 
@@ -130,15 +116,19 @@ int32_t run_packs(const sg_call *call, Heads shape, const Rows<const T> &x, cons
   const bool copies = static_cast<const void *>(x.data) != static_cast<const void *>(y.data);
   shape.turning = shape.half / V;
   shape.threads = shape.turning + (copies ? (shape.dim - 2 * shape.half) / V : 0);
-  shape.groups = ceil_div(shape.heads, kHeads);
-  const int64_t items = shape.tokens * shape.groups * shape.threads;
-  if (items == 0) return SG_OK;
+  const int64_t groups = ceil_div(shape.heads, kHeads);
+  if (shape.tokens * groups * shape.threads == 0) return SG_OK;
+  const int64_t lanes = std::min<int64_t>(shape.threads, kThreads), along = std::min(groups, kThreads / lanes);
+  const int64_t tokens = std::min<int64_t>(kThreads / (lanes * along), kMostTokens);
+  const dim3 block(static_cast<unsigned>(lanes), static_cast<unsigned>(along), static_cast<unsigned>(tokens));
+  const dim3 blocks(static_cast<unsigned>(ceil_div(shape.tokens, tokens)),
+                    static_cast<unsigned>(ceil_div(groups, along)),
+                    static_cast<unsigned>(ceil_div(shape.threads, lanes)));
   const int32_t *positions = data<int32_t>(input(call, 1));
   const float *table = data<float>(input(call, 2));
   const float sign = attr_int(call, "inverse", 0) != 0 ? -1.0f : 1.0f;
   const auto go = [&](auto kernel) {
-    kernel<<<static_cast<unsigned>(ceil_div(items, kThreads)), kThreads, 0, stream(call)>>>(shape, x, positions, table,
-                                                                                          sign, y);
+    kernel<<<blocks, block, 0, stream(call)>>>(shape, x, positions, table, sign, y);
   };
   if (attr_int(call, "interleaved", 0) != 0) {
     go(rope_packs<T, V, true>);
@@ -151,7 +141,8 @@ int32_t run_packs(const sg_call *call, Heads shape, const Rows<const T> &x, cons
 int32_t run(const sg_call *call) {
   const sg_tensor *x = input(call, 0), *table = input(call, 2), *y = output(call, 0);
   const int64_t heads = x->shape[1], dim = x->shape[2], half = table->shape[1];
-  const Heads shape{x->shape[0], heads, dim, half, table->shape[0], 0, 0, 0};
+  const Heads shape{x->shape[0], table->shape[0], static_cast<int>(heads), static_cast<int>(dim),
+                    static_cast<int>(half), 0, 0};
   int32_t status = SG_OK;
   with_type(x, [&]<class T>(T) {
     constexpr int V = 16 / static_cast<int>(sizeof(T));
