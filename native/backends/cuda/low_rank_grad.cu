@@ -156,34 +156,46 @@ __device__ inline void wait_copies_but() {
 
 // Where a step keeps 8 neighbouring elements of a row of dy: rows that are read together are in different banks.
 template <int tiles>
-__device__ inline uint32_t dy_address(uint32_t step, int row, int pack) {
-  return step + static_cast<uint32_t>((row * Layout<tiles>::kPacks + (pack ^ (row & 7))) * 16);
+__device__ inline uint32_t dy_place(int row, int pack) {
+  return static_cast<uint32_t>((row * Layout<tiles>::kPacks + (pack ^ (row & 7))) * 16);
 }
 template <int tiles>
-__device__ inline uint32_t low_address(uint32_t step, int row, int pack) {
-  return step + static_cast<uint32_t>(Layout<tiles>::kDyBytes + (row * Layout<tiles>::kLowPacks + pack) * 16);
+__device__ inline uint32_t low_place(int row, int pack) {
+  return static_cast<uint32_t>(Layout<tiles>::kDyBytes + (row * Layout<tiles>::kLowPacks + pack) * 16);
 }
 
-// Rows `first` .. first + 15 of dy's chunk and of low; zeros for what is not there.
+// What a thread brings to shared memory: of each step some packs of dy, below one another, and one of low, or none.
+// Addresses go on from step to step; zeros stand for what is not there.
 template <int tiles>
-__device__ inline void copy_step(const Operands &p, uint32_t step, int first, int end) {
+struct Copies {
   using L = Layout<tiles>;
-  constexpr int rows_at_once = kThreads / L::kPacks;
-  const int pack = threadIdx.x % L::kPacks, column = blockIdx.x * L::kColumns + 8 * pack;
+  static constexpr int kRowsAtOnce = kThreads / L::kPacks, kCount = kRows / kRowsAtOnce;
+  const bf16 *dy, *low;
+  int dy_left, low_left;  // rows that there still are, from the one that is next
+  uint32_t dy_to[kCount], low_to;
+
+  __device__ Copies(const Operands &p, int begin, int end) {
+    const int thread = threadIdx.x, row = thread / L::kPacks, pack = thread % L::kPacks, low_row = thread / tiles;
+    const int column = blockIdx.x * L::kColumns + 8 * pack;
+    dy = p.dy + (begin + row) * p.dy_stride + column;
+    dy_left = column < p.features ? end - begin - row : 0;
+    low = p.low + (begin + low_row) * p.low_stride + 8 * (thread % tiles);
+    low_left = end - begin - low_row;
+    low_to = low_place<tiles>(low_row, thread % tiles);
 #pragma unroll
-  for (int i = 0; i < kRows / rows_at_once; ++i) {
-    const int row = static_cast<int>(threadIdx.x) / L::kPacks + i * rows_at_once;
-    const bool inside = first + row < end && column < p.features;
-    copy_async_16(dy_address<tiles>(step, row, pack), inside ? p.dy + (first + row) * p.dy_stride + column : p.dy,
-                  inside);
+    for (int i = 0; i < kCount; ++i) dy_to[i] = dy_place<tiles>(row + i * kRowsAtOnce, pack);
   }
-  if (threadIdx.x < kRows * tiles) {
-    const int row = threadIdx.x / tiles, low_pack = threadIdx.x % tiles;
-    const bool inside = first + row < end;
-    copy_async_16(low_address<tiles>(step, row, low_pack),
-                  inside ? p.low + (first + row) * p.low_stride + 8 * low_pack : p.low, inside);
+
+  __device__ void next(const Operands &p, uint32_t step) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      copy_async_16(step + dy_to[i], dy + i * kRowsAtOnce * p.dy_stride, i * kRowsAtOnce < dy_left);
+    }
+    if (threadIdx.x < kRows * tiles) copy_async_16(step + low_to, low, low_left > 0);
+    dy += kRows * p.dy_stride, low += kRows * p.low_stride;
+    dy_left -= kRows, low_left -= kRows;
   }
-}
+};
 
 // b's fragments: terms are the warp's columns of dy, from `column` on. Zeros past the last.
 template <int tiles>
@@ -215,7 +227,7 @@ __device__ inline void multiply_step(uint32_t step, const uint32_t (&b)[Layout<t
   for (int j = 0; j < tiles; j += 2) {
     const int pack = j + lane / 16;
     uint32_t two[4];
-    load_matrices_transposed(two, low_address<tiles>(step, lane % 16, pack < tiles ? pack : j));
+    load_matrices_transposed(two, step + low_place<tiles>(lane % 16, pack < tiles ? pack : j));
     right[j][0] = two[0], right[j][1] = two[1];
     if (j + 1 < tiles) right[j + 1][0] = two[2], right[j + 1][1] = two[3];
   }
@@ -223,10 +235,10 @@ __device__ inline void multiply_step(uint32_t step, const uint32_t (&b)[Layout<t
   for (int m = 0; m < Layout<tiles>::kColumnTiles; ++m) {
     const int pack = (warp * warp_columns(tiles) + 16 * m) / 8;
     uint32_t left[4];
-    load_matrices(left, dy_address<tiles>(step, lane % 16, pack + lane / 16));
+    load_matrices(left, step + dy_place<tiles>(lane % 16, pack + lane / 16));
 #pragma unroll
     for (int j = 0; j < tiles; ++j) multiply_fragments(low[j], left, b[m][j][0], b[m][j][1]);
-    load_matrices_transposed(left, dy_address<tiles>(step, lane % 8 + lane / 16 * 8, pack + lane / 8 % 2));
+    load_matrices_transposed(left, step + dy_place<tiles>(lane % 8 + lane / 16 * 8, pack + lane / 8 % 2));
 #pragma unroll
     for (int j = 0; j < tiles; ++j) multiply_fragments(weight[m][j], left, right[j][0], right[j][1]);
   }
@@ -235,18 +247,28 @@ __device__ inline void multiply_step(uint32_t step, const uint32_t (&b)[Layout<t
 // The warps' sums for 16 rows of dlow, added in their order.
 template <int tiles>
 __device__ inline void add_warps(const float *sums, float *to) {
+  constexpr int count = Layout<tiles>::kSums;
 #pragma unroll
-  for (int at = threadIdx.x; at < Layout<tiles>::kSums; at += kThreads) {
+  for (int i = 0; i < (count + kThreads - 1) / kThreads; ++i) {
+    const int at = threadIdx.x + i * kThreads;
+    if (count % kThreads != 0 && at >= count) continue;
     float total = 0.0f;
 #pragma unroll
-    for (int warp = 0; warp < kWarps; ++warp) total += sums[warp * Layout<tiles>::kSums + at];
+    for (int warp = 0; warp < kWarps; ++warp) total += sums[warp * count + at];
     to[at] = total;
   }
 }
 
 template <int tiles>
+__device__ inline uint32_t after(uint32_t step, uint32_t steps) {
+  step += Layout<tiles>::kStepBytes;
+  return step == steps + Layout<tiles>::kSteps * Layout<tiles>::kStepBytes ? steps : step;
+}
+
+template <int tiles>
 __global__ void __launch_bounds__(kThreads, tiles <= 2 ? 2 : 1) one_pass_kernel(const Operands p) {
   using L = Layout<tiles>;
+  constexpr bool spares_barrier = L::kSumBuffers == 2;
   extern __shared__ __align__(128) unsigned char shared[];
   const uint32_t steps = shared_address(shared);
   float *sums = reinterpret_cast<float *>(shared + L::kSteps * L::kStepBytes);
@@ -257,40 +279,42 @@ __global__ void __launch_bounds__(kThreads, tiles <= 2 ? 2 : 1) one_pass_kernel(
   const int row_tiles = (p.tokens + kRows - 1) / kRows, column_tiles = (p.features + 15) / 16;
   float *low_parts = p.low_parts + (static_cast<int64_t>(blockIdx.x) * row_tiles + begin / kRows) * L::kSums;
 
+  Copies<tiles> copies(p, begin, end);
+  uint32_t filled = steps, used = steps;  // the step to fill next, and to read
 #pragma unroll
-  for (int i = 0; i < L::kSteps - 1; ++i) {
-    if (i < count) copy_step<tiles>(p, steps + i * L::kStepBytes, begin + i * kRows, end);
+  for (int i = 0; i < L::kSteps - 1; ++i, filled = after<tiles>(filled, steps)) {
+    if (i < count) copies.next(p, filled);
     commit_copies();
   }
   uint32_t b[L::kColumnTiles][tiles][2];
   load_b<tiles>(p, first_column, b);
   float weight[L::kColumnTiles][tiles][4] = {};
 
-  for (int i = 0; i < count; ++i) {
+  for (int i = 0; i < count; ++i, used = after<tiles>(used, steps), filled = after<tiles>(filled, steps)) {
     wait_copies_but<L::kSteps - 2>();
     __syncthreads();  // step i is there, everyone is done with step i - 1 and has left its sums
-    const int next = i + L::kSteps - 1;
-    if (next < count) copy_step<tiles>(p, steps + next % L::kSteps * L::kStepBytes, begin + next * kRows, end);
+    if (i + L::kSteps - 1 < count) copies.next(p, filled);
     commit_copies();
-    if (L::kSumBuffers == 2 && i > 0) {
-      add_warps<tiles>(sums + (i - 1) % 2 * kWarps * L::kSums, low_parts + static_cast<int64_t>(i - 1) * L::kSums);
+    if (spares_barrier && i > 0) {
+      add_warps<tiles>(sums + (i - 1) % 2 * kWarps * L::kSums, low_parts);
+      low_parts += L::kSums;
     }
     float low[tiles][4] = {};
-    multiply_step<tiles>(steps + i % L::kSteps * L::kStepBytes, b, weight, low);
+    multiply_step<tiles>(used, b, weight, low);
     float *mine = sums + (i % L::kSumBuffers * kWarps + warp) * L::kSums + 4 * lane;
 #pragma unroll
     for (int j = 0; j < tiles; ++j) {
       *reinterpret_cast<float4 *>(mine + 128 * j) = make_float4(low[j][0], low[j][1], low[j][2], low[j][3]);
     }
-    if (L::kSumBuffers == 1) {
+    if (!spares_barrier) {
       __syncthreads();
-      add_warps<tiles>(sums, low_parts + static_cast<int64_t>(i) * L::kSums);
+      add_warps<tiles>(sums, low_parts);
+      low_parts += L::kSums;
     }
   }
-  if (L::kSumBuffers == 2) {
+  if (spares_barrier) {
     __syncthreads();
-    const int last = count - 1;
-    add_warps<tiles>(sums + last % 2 * kWarps * L::kSums, low_parts + static_cast<int64_t>(last) * L::kSums);
+    add_warps<tiles>(sums + (count - 1) % 2 * kWarps * L::kSums, low_parts);
   }
 
 #pragma unroll
