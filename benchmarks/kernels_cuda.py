@@ -82,7 +82,8 @@ def measure(call: Call, args: argparse.Namespace, ceilings: Ceilings) -> None:
     seconds = min(wall_seconds(lambda: session.run("run"), session.synchronize, runs) / runs for _ in range(3)) / copies
     row = {
         "bench": "kernel", "op": op, "kernel": session.explain()[0]["kernel"], "operands": shapes(inputs, outputs),
-        "us": round(seconds * 1e6, 2), "gb_s": round(moved / seconds / 1e9, 1), "of_copy": round(moved / seconds / ceilings.copy, 3),
+        "us": round(seconds * 1e6, 2), "gb_s": round(moved / seconds / 1e9, 1),
+        "of_copy": round(moved / seconds / ceilings.copy, 3),
     }
     if flops:
         row |= {"tflops": round(flops / seconds / 1e12, 1), "of_gemm": round(flops / seconds / ceilings.gemm_sustained, 3)}
