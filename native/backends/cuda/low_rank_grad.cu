@@ -339,40 +339,48 @@ struct Parts {
   float alpha;
 };
 
-// alpha times the sum of `count` parts, in order.
-__device__ inline float4 add_parts(const float4 *parts, int count, int64_t fours, float alpha) {
-  float4 total = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-#pragma unroll 8
-  for (int i = 0; i < count; ++i) {
-    const float4 part = parts[i * fours];
-    total.x += part.x, total.y += part.y, total.z += part.z, total.w += part.w;
-  }
-  return make_float4(alpha * total.x, alpha * total.y, alpha * total.z, alpha * total.w);
+constexpr int kFours = 64;                  // that a block of the second kernel adds
+constexpr int kGroups = kThreads / kFours;  // of parts, so that all reads are under way at once
+
+__device__ inline void add(float4 &total, const float4 &part) {
+  total.x += part.x, total.y += part.y, total.z += part.z, total.w += part.w;
 }
 
 __global__ void __launch_bounds__(kThreads) add_parts_kernel(const Parts p, bf16 *dlow, float *db) {
+  __shared__ float4 sums[kGroups][kFours];
   const bool is_low = static_cast<int>(blockIdx.x) < p.low_blocks;
-  const int64_t at = static_cast<int64_t>(is_low ? blockIdx.x : blockIdx.x - p.low_blocks) * kThreads + threadIdx.x;
-  if (at >= (is_low ? p.low_fours : p.weight_fours)) return;
+  const int mine = threadIdx.x % kFours, group = threadIdx.x / kFours, count = is_low ? p.chunks : p.strips;
+  const int64_t at = static_cast<int64_t>(is_low ? blockIdx.x : blockIdx.x - p.low_blocks) * kFours + mine;
+  const int64_t fours = is_low ? p.low_fours : p.weight_fours;
+  const float4 *from = (is_low ? p.low : p.weight) + at;
+  float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+  if (at < fours) {
+#pragma unroll 8
+    for (int i = group; i < count; i += kGroups) add(sum, from[i * fours]);
+  }
+  sums[group][mine] = sum;
+  __syncthreads();
+  if (group != 0 || at >= fours) return;
+#pragma unroll
+  for (int i = 1; i < kGroups; ++i) add(sum, sums[i][mine]);
+  sum = make_float4(p.alpha * sum.x, p.alpha * sum.y, p.alpha * sum.z, p.alpha * sum.w);
   const int lane = at % 32;
   const int64_t row = at / 32 / p.tiles * 16 + lane / 4;
   const int column = static_cast<int>(at / 32 % p.tiles) * 8 + 2 * (lane % 4);
   if (is_low) {
-    const float4 sum = add_parts(p.low + at, p.chunks, p.low_fours, p.alpha);
     bf16 *to = dlow + row * p.dlow_stride + column;
     if (row < p.tokens) *reinterpret_cast<uint32_t *>(to) = pack_bf16(sum.x, sum.y);
     if (row + 8 < p.tokens) *reinterpret_cast<uint32_t *>(to + 8 * p.dlow_stride) = pack_bf16(sum.z, sum.w);
     return;
   }
-  const float4 sum = add_parts(p.weight + at, p.strips, p.weight_fours, p.alpha);
   float *to = db + row * p.db_stride + column;
-  const float sums[2][2] = {{sum.x, sum.y}, {sum.z, sum.w}};
+  const float2 more[2] = {make_float2(sum.x, sum.y), make_float2(sum.z, sum.w)};
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     if (row + 8 * half >= p.features) continue;
     float2 *pair = reinterpret_cast<float2 *>(to + 8 * half * p.db_stride);
     const float2 old = *pair;
-    *pair = make_float2(old.x + sums[half][0], old.y + sums[half][1]);
+    *pair = make_float2(old.x + more[half].x, old.y + more[half].y);
   }
 }
 
@@ -436,8 +444,8 @@ void launch_one_pass(const sg_call *call, const Call &c, cudaError_t *error) {
     if (*error == cudaSuccess) kernel<<<grid, kThreads, bytes, stream(call)>>>(operands);
   });
   if (*error != cudaSuccess) return;
-  const int64_t low_blocks = ceil_div(k.low_floats / 4, kThreads);
-  const int64_t blocks = low_blocks + ceil_div(k.weight_floats / 4, kThreads);
+  const int64_t low_blocks = ceil_div(k.low_floats / 4, kFours);
+  const int64_t blocks = low_blocks + ceil_div(k.weight_floats / 4, kFours);
   const Parts parts{reinterpret_cast<const float4 *>(low_parts), reinterpret_cast<const float4 *>(weight_parts),
                     k.low_floats / 4, k.weight_floats / 4, static_cast<int>(k.chunks), static_cast<int>(k.strips),
                     k.tiles, static_cast<int>(c.tokens), static_cast<int>(c.features), static_cast<int>(low_blocks),
