@@ -9,6 +9,7 @@
 
 #include "call.h"
 #include "device.h"
+#include "dtype.h"
 #include "host.h"
 #include "memory.h"
 #include "registry.h"
@@ -53,8 +54,11 @@ class DeviceOperands {
     for (size_t i = inputs_.size(); i < places_.size(); ++i) {
       const Place &p = places_[i];
       if (p.bytes == 0) continue;
-      std::memcpy(outputs_[i - inputs_.size()].data, after.data() + p.offset, p.bytes);
-      std::memcpy(image_.data() + p.offset, after.data() + p.offset, p.bytes);
+      const sg_tensor &output = outputs_[i - inputs_.size()];
+      for_each_run(output, 0, 0, [&](size_t at, size_t bytes) {
+        std::memcpy(static_cast<char *>(output.data) + at, after.data() + p.offset + at, bytes);
+        std::memcpy(image_.data() + p.offset + at, after.data() + p.offset + at, bytes);
+      });
     }
     const auto [changed, other] = std::mismatch(after.begin(), after.end(), image_.begin());
     if (changed == after.end()) return;
@@ -76,6 +80,19 @@ class DeviceOperands {
   struct Place {
     size_t offset = 0, bytes = 0;
   };
+
+  // copy(at, bytes) for each stretch of a tensor's own elements: what lies between rows is somebody else's.
+  template <class Copy>
+  static void for_each_run(const sg_tensor &t, int32_t axis, size_t at, const Copy &copy) {
+    const sg_dtype_info &info = *dtype_info(t.dtype);
+    const auto bytes_of = [&](int64_t elements) { return static_cast<size_t>(elements / info.block_elems * info.block_bytes); };
+    if (t.rank == 0) return copy(at, bytes_of(1));
+    if (axis == t.rank - 1 && t.strides[axis] == 1) return copy(at, bytes_of(t.shape[axis]));
+    for (int64_t i = 0; i < t.shape[axis]; ++i) {
+      const size_t here = at + bytes_of(i * t.strides[axis]);
+      axis == t.rank - 1 ? copy(here, bytes_of(1)) : for_each_run(t, axis + 1, here, copy);
+    }
+  }
 
   // Notes where an operand goes; returns what it takes there, the guard behind it included.
   size_t place(const sg_tensor &tensor, size_t at) {
