@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from .. import engine
+from ..weights.formats import FORMATS
 from ..weights.quants import dequantize, quantize
 from .record import Op, Operand, Sample, TensorType
 
@@ -70,6 +71,10 @@ class Stored:
         if not poisoned:
             array[...] = self.array
         return Stored(array, self.dtype, self.shape, (wide[:, :first], wide[:, last:]))
+
+    @property
+    def is_block(self) -> bool:
+        return self.dtype not in _INTEGERS and FORMATS[self.dtype].is_block
 
     @property
     def guards_intact(self) -> bool:
@@ -138,7 +143,8 @@ class Case:
         """Rows apart leave odd addresses in every other sample, and ones that suit wide loads in the others."""
         if stored is None:
             return None
-        if apart and operand.name in self.record.rows_apart and stored.array.ndim > 1 and stored.array.size:
+        may_lie_apart = operand.name in self.record.rows_apart and not stored.is_block  # blocks always lie dense
+        if apart and may_lie_apart and stored.array.ndim > 1 and stored.array.size:
             return stored.apart(*((8, 16) if self.index % 2 else (3, 2)), poisoned)
         return stored.guarded(poisoned)
 

@@ -69,6 +69,7 @@ SCALE = Op(
     vjp=vjp_scale,
     samples=lambda rng: _samples(rng, {"factor": -1.625}),
     in_place=0,
+    rows_apart=("y",),
     differentiable=("x",),
 )
 
@@ -84,6 +85,7 @@ CAST = Op(
     samples=lambda rng: _samples(rng, None, tuple({"x": x, "y": y} for x in ("f32", "bf16", "f16")
                                                   for y in ("f32", "bf16", "f16"))),
     tolerance=Tolerance(relative={"f32": 0.0, "bf16": 4e-3, "f16": 5e-4}, absolute=0.0),
+    rows_apart=("y",),
     differentiable=("x",),
 )
 

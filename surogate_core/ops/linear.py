@@ -157,7 +157,7 @@ LINEAR_INPUT_GRAD = Op(
     samples=samples_input_grad,
     tolerance=GEMM_TOLERANCE,
     in_place=2,
-    rows_apart=("dy", "addend", "dx"),
+    rows_apart=("dy", "weight", "addend", "dx"),
     compute_inputs=("dy",),
 )
 

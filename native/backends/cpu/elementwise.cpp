@@ -1,5 +1,6 @@
 // Element by element: add, scale, cast, softcap, softcap_grad, fill, accumulate; and token_sum. Operands are dense, so
-// that a tensor of any rank is one long row, cut into tasks of kChunk elements.
+// that a tensor of any rank is one long row, cut into tasks of kChunk elements; but rows that scale and cast write may
+// lie apart, as columns of something wider.
 #include "rows.h"
 
 namespace sg::cpu::SG_ISA {
@@ -16,13 +17,22 @@ void parallel_vectors(const sg_call *call, int64_t count, Step &&step) {
   });
 }
 
-bool all_present_alike(const sg_call *call) {
+bool all_of_one_shape(const sg_call *call) {
   const sg_tensor *first = call->num_inputs > 0 ? input(call, 0) : output(call, 0);
-  if (first == nullptr || !all_dense(call)) return false;
+  if (first == nullptr) return false;
   for (int i = 0; i < call->num_inputs; ++i) {
     if (input(call, i) == nullptr || !same_shape(input(call, i), first)) return false;
   }
   return output(call, 0) != nullptr && same_shape(output(call, 0), first);
+}
+
+bool all_present_alike(const sg_call *call) { return all_of_one_shape(call) && all_dense(call); }
+
+// A dense x, and a y that may have rows apart.
+bool is_map_to_rows(const sg_call *call) {
+  if (call->num_inputs != 1 || call->num_outputs != 1 || !all_of_one_shape(call)) return false;
+  if (!is_dense(input(call, 0))) return false;
+  return is_dense(output(call, 0)) || (output(call, 0)->rank > 1 && has_dense_rows(output(call, 0)));
 }
 
 template <int num_inputs>
@@ -34,18 +44,37 @@ int32_t supports_activations(const sg_call *call) {
   return is_activation(output(call, 0)) ? isa_score(SG_ISA_NAME) : 0;
 }
 
+// y = function(x), where y may have rows apart.
+template <class X, class Y, class Function>
+void map_typed(const sg_call *call, const X *in, Y *out, Function &&function) {
+  const sg_tensor *y = output(call, 0);
+  const int64_t count = num_elements(y);
+  if (is_dense(y)) {
+    parallel_vectors(call, count, [&](int64_t i, int m) SG_FLATTEN {
+      vstore_upto(out + i, function(vload_upto(in + i, m)), m);
+    });
+    return;
+  }
+  const int64_t rows = y->shape[0], width = count / rows, stride = y->strides[0];
+  const int64_t task_rows = width < kChunk ? kChunk / width : 1;
+  parallel_for(call, (rows + task_rows - 1) / task_rows, [&](int64_t task, int) {
+    const int64_t end = (task + 1) * task_rows < rows ? (task + 1) * task_rows : rows;
+    for (int64_t row = task * task_rows; row < end; ++row) {
+      const X *from = in + row * width;
+      Y *to = out + row * stride;
+      for_vectors(width, [&](int64_t i, int m) SG_FLATTEN {
+        vstore_upto(to + i, function(vload_upto(from + i, m)), m);
+      });
+    }
+  });
+}
+
 // y = function(x) for activations of either dtype.
 template <class Function>
 void map(const sg_call *call, Function &&function) {
   const sg_tensor *x = input(call, 0), *y = output(call, 0);
   with_type(x, [&]<class X>(X) {
-    with_type(y, [&]<class Y>(Y) {
-      const X *in = data<X>(x);
-      Y *out = data<Y>(y);
-      parallel_vectors(call, num_elements(x), [&](int64_t i, int m) SG_FLATTEN {
-        vstore_upto(out + i, function(vload_upto(in + i, m)), m);
-      });
-    });
+    with_type(y, [&]<class Y>(Y) { map_typed(call, data<const X>(x), data<Y>(y), function); });
   });
 }
 
@@ -74,12 +103,16 @@ int32_t run_add(const sg_call *call) {
 constexpr sg_kernel add_kernel = describe_kernel("add", 0, supports_activations<2>, nullptr, run_add);
 SG_REGISTER_KERNEL(add_kernel);
 
+int32_t supports_scale(const sg_call *call) {
+  const bool takes = is_map_to_rows(call) && is_activation(input(call, 0)) && is_activation(output(call, 0));
+  return takes ? isa_score(SG_ISA_NAME) : 0;
+}
 int32_t run_scale(const sg_call *call) {
   const vf factor = vset(static_cast<float>(attr_float(call, "factor", 1.0)));
   map(call, [=](vf x) SG_FLATTEN { return vmul(x, factor); });
   return SG_OK;
 }
-constexpr sg_kernel scale_kernel = describe_kernel("scale", 0, supports_activations<1>, nullptr, run_scale);
+constexpr sg_kernel scale_kernel = describe_kernel("scale", 0, supports_scale, nullptr, run_scale);
 SG_REGISTER_KERNEL(scale_kernel);
 
 // The tanh of simd.h loses relative precision near 0, where most scores are: there, its series up to x^7.
@@ -129,7 +162,7 @@ void with_plain_type(const sg_tensor *t, Body &&body) {
 }
 
 int32_t supports_cast(const sg_call *call) {
-  if (call->num_inputs != 1 || call->num_outputs != 1 || !all_present_alike(call)) return 0;
+  if (!is_map_to_rows(call)) return 0;
   const sg_tensor *x = input(call, 0), *y = output(call, 0);
   const bool known = (is_activation(x) || x->dtype == SG_F16) && (is_activation(y) || y->dtype == SG_F16);
   return known ? isa_score(SG_ISA_NAME) : 0;
@@ -138,11 +171,7 @@ int32_t run_cast(const sg_call *call) {
   const sg_tensor *x = input(call, 0), *y = output(call, 0);
   with_plain_type(x, [&]<class X>(X) {
     with_plain_type(y, [&]<class Y>(Y) {
-      const X *in = data<X>(x);
-      Y *out = data<Y>(y);
-      parallel_vectors(call, num_elements(x), [&](int64_t i, int m) SG_FLATTEN {
-        vstore_upto(out + i, vload_upto(in + i, m), m);
-      });
+      map_typed(call, data<const X>(x), data<Y>(y), [](vf value) SG_FLATTEN { return value; });
     });
   });
   return SG_OK;

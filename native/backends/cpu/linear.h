@@ -14,13 +14,13 @@ struct LinearProblem {
   Epilogue finish;
 };
 
-// Rows of activations may lie apart; weights, their gradients and the bias are dense.
+// Rows of activations and of weights that are not in blocks may lie apart; gradients of weights and the bias are dense.
 template <LinearOp op>
 inline bool has_linear_layout(const sg_call *call) {
   for (int i = 0; i < call->num_inputs; ++i) {
     const sg_tensor *t = input(call, i);
-    const bool is_activation_operand = i != 1 || op == LinearOp::weight_grad;
-    if (t != nullptr && !(is_activation_operand ? has_dense_rows(t) : is_dense(t))) return false;
+    const bool may_lie_apart = i != 1 || op == LinearOp::weight_grad || t == nullptr || t->dtype < SG_Q4_0;
+    if (t != nullptr && !(may_lie_apart ? has_dense_rows(t) : is_dense(t))) return false;
   }
   const sg_tensor *out = output(call, 0);
   return out == nullptr || (op == LinearOp::weight_grad ? is_dense(out) : has_dense_rows(out));
@@ -55,7 +55,7 @@ inline bool read_linear(const sg_call *call, LinearProblem *p) {
                             addend->shape[1] != p->n)) {
     return false;
   }
-  const int64_t right_stride = op == LinearOp::weight_grad ? right->strides[0] : r1;
+  const int64_t right_stride = is_dense(right) ? r1 : right->strides[0];
   p->b = {right->data, right->dtype, row_bytes(right->dtype, right_stride), op != LinearOp::forward};
   p->finish = {static_cast<float>(attr_float(call, "alpha", 1.0)),
                bias == nullptr ? nullptr : bias->data,

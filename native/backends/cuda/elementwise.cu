@@ -1,8 +1,9 @@
 // Element by element: add, scale, cast, softcap, softcap_grad, fill, accumulate; and token_sum.
 //
-// Operands are dense, so that a tensor of any rank is one long row. Floor: the operands' bytes, once. A thread moves
-// packs of 16 bytes and has 64 (f32) or 32 (bf16) bytes of each input in flight before it stores; a block takes kTile
-// elements.
+// Operands are dense, so that a tensor of any rank is one long row; but rows that scale and cast write may lie apart,
+// as columns of something wider. Floor: the operands' bytes, once. A thread moves packs of 16 bytes and has 64 (f32)
+// or 32 (bf16) bytes of each input in flight before it stores; a block takes kTile elements.
+#include "rows.cuh"
 #include "vectors.cuh"
 
 namespace sg::cuda {
@@ -65,6 +66,31 @@ __global__ void __launch_bounds__(kThreads) map_kernel(const X *x, Y *y, int64_t
   });
 }
 
+// The same where row r of y, `width` elements, begins at y + r * stride. Counts are below 2^32, so that rows are found
+// by divisions of 32 bits; where `packed`, packs lie within rows.
+template <int N, bool packed, class Function, class X, class Y>
+__global__ void __launch_bounds__(kThreads)
+    map_rows_kernel(const X *x, Y *y, uint32_t count, uint32_t width, int64_t stride, Function function) {
+  constexpr int kWidth = packed ? N : 1;
+  constexpr int kPacks = kPerThread / kWidth;
+  const int64_t first = first_element(kWidth);
+  float values[kPacks][kWidth];
+#pragma unroll
+  for (int j = 0; j < kPacks; ++j) {
+    const int64_t i = first + j * kThreads * kWidth;
+    load_upto<kWidth, packed>(x + i, count - i, values[j]);
+  }
+#pragma unroll
+  for (int j = 0; j < kPacks; ++j) {
+    const int64_t i = first + j * kThreads * kWidth;
+    if (i >= count) break;
+    const uint32_t row = static_cast<uint32_t>(i) / width;
+#pragma unroll
+    for (int k = 0; k < kWidth; ++k) values[j][k] = function(values[j][k]);
+    store_upto<kWidth, packed>(y + row * stride + (static_cast<uint32_t>(i) - row * width), count - i, values[j]);
+  }
+}
+
 template <int N, bool packed, class Function, class A, class B, class Y>
 __global__ void __launch_bounds__(kThreads)
     map2_kernel(const A *a, const B *b, Y *y, int64_t count, Function function) {
@@ -90,11 +116,22 @@ __global__ void __launch_bounds__(kThreads)
 
 unsigned tiles(int64_t count) { return static_cast<unsigned>(ceil_div(count, kTile)); }
 
+// y = function(x), where y may have rows apart.
 template <class Function, class X, class Y>
-void map_typed(const sg_call *call, Function function, const X *x, Y *y, int64_t count) {
+void map_typed(const sg_call *call, Function function, const X *x, Y *y) {
   constexpr int N = pack_of<X, Y>();
+  const sg_tensor *out = output(call, 0);
+  const int64_t count = num_elements(out);
   if (count == 0) return;
-  if (is_aligned<N>(x) && is_aligned<N>(y)) {
+  if (!is_dense(out)) {
+    const auto total = static_cast<uint32_t>(count), width = static_cast<uint32_t>(count / out->shape[0]);
+    const int64_t stride = out->strides[0];
+    if (is_aligned<N>(x) && width % N == 0 && can_pack<N>(y, stride)) {
+      map_rows_kernel<N, true><<<tiles(count), kThreads, 0, stream(call)>>>(x, y, total, width, stride, function);
+    } else {
+      map_rows_kernel<N, false><<<tiles(count), kThreads, 0, stream(call)>>>(x, y, total, width, stride, function);
+    }
+  } else if (is_aligned<N>(x) && is_aligned<N>(y)) {
     map_kernel<N, true><<<tiles(count), kThreads, 0, stream(call)>>>(x, y, count, function);
   } else {
     map_kernel<N, false><<<tiles(count), kThreads, 0, stream(call)>>>(x, y, count, function);
@@ -117,7 +154,7 @@ template <class Function>
 int32_t map(const sg_call *call, Function function) {
   const sg_tensor *x = input(call, 0), *y = output(call, 0);
   with_type(x, [&]<class X>(X) {
-    with_type(y, [&]<class Y>(Y) { map_typed(call, function, data<const X>(x), data<Y>(y), num_elements(x)); });
+    with_type(y, [&]<class Y>(Y) { map_typed(call, function, data<const X>(x), data<Y>(y)); });
   });
   return launched(call);
 }
@@ -136,13 +173,23 @@ int32_t map2(const sg_call *call, Function function) {
   return launched(call);
 }
 
-bool all_present_alike(const sg_call *call) {
+bool all_of_one_shape(const sg_call *call) {
   const sg_tensor *first = call->num_inputs > 0 ? input(call, 0) : output(call, 0);
-  if (first == nullptr || !all_dense(call)) return false;
+  if (first == nullptr) return false;
   for (int i = 0; i < call->num_inputs; ++i) {
     if (input(call, i) == nullptr || !same_shape(input(call, i), first)) return false;
   }
   return output(call, 0) != nullptr && same_shape(output(call, 0), first);
+}
+
+bool all_present_alike(const sg_call *call) { return all_of_one_shape(call) && all_dense(call); }
+
+// A dense x, and a y that may have rows apart.
+bool is_map_to_rows(const sg_call *call) {
+  if (call->num_inputs != 1 || call->num_outputs != 1 || !all_of_one_shape(call)) return false;
+  if (!is_dense(input(call, 0))) return false;
+  const sg_tensor *y = output(call, 0);
+  return is_dense(y) || (has_packable_rows(y) && num_elements(y) < (int64_t{1} << 32));
 }
 
 template <int num_inputs>
@@ -158,10 +205,13 @@ int32_t run_add(const sg_call *call) { return map2(call, Add{}); }
 constexpr sg_kernel add_kernel = describe_kernel("add", "cuda", 0, supports_activations<2>, nullptr, run_add);
 SG_REGISTER_KERNEL(add_kernel);
 
+int32_t supports_scale(const sg_call *call) {
+  return is_map_to_rows(call) && is_activation(input(call, 0)) && is_activation(output(call, 0)) ? 10 : 0;
+}
 int32_t run_scale(const sg_call *call) {
   return map(call, Scale{static_cast<float>(attr_float(call, "factor", 1.0))});
 }
-constexpr sg_kernel scale_kernel = describe_kernel("scale", "cuda", 0, supports_activations<1>, nullptr, run_scale);
+constexpr sg_kernel scale_kernel = describe_kernel("scale", "cuda", 0, supports_scale, nullptr, run_scale);
 SG_REGISTER_KERNEL(scale_kernel);
 
 int32_t run_softcap(const sg_call *call) {
@@ -190,14 +240,14 @@ void with_plain_type(const sg_tensor *t, Body &&body) {
 }
 
 int32_t supports_cast(const sg_call *call) {
-  if (call->num_inputs != 1 || call->num_outputs != 1 || !all_present_alike(call)) return 0;
+  if (!is_map_to_rows(call)) return 0;
   const sg_tensor *x = input(call, 0), *y = output(call, 0);
   return (is_activation(x) || x->dtype == SG_F16) && (is_activation(y) || y->dtype == SG_F16) ? 10 : 0;
 }
 int32_t run_cast(const sg_call *call) {
   const sg_tensor *x = input(call, 0), *y = output(call, 0);
   with_plain_type(x, [&]<class X>(X) {
-    with_plain_type(y, [&]<class Y>(Y) { map_typed(call, Copy{}, data<const X>(x), data<Y>(y), num_elements(x)); });
+    with_plain_type(y, [&]<class Y>(Y) { map_typed(call, Copy{}, data<const X>(x), data<Y>(y)); });
   });
   return launched(call);
 }
