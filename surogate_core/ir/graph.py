@@ -52,6 +52,29 @@ class Value:
 
 
 @dataclass(eq=False)
+class Widened:
+    """A frozen weight [N, K] with adapters of R ranks in all beside it, as one matrix [N + R, K + R]:
+
+        W  sB     W: ``base``. A [R, K]: ``firsts``, their rows one after another.
+        A  0      sB [N, R]: of ``seconds`` each (B, its first row, its first column among R, its factor); zero elsewhere.
+
+    What multiplies with it reads all but the last rows, ``whole`` [N, K + R], or all but the last columns, ``turned``
+    [N + R, K]. W is written when it is bound; A and B by the program, whenever they changed.
+    """
+
+    base: Value
+    firsts: tuple[Value, ...]
+    seconds: tuple[tuple[Value, int, int, float], ...]
+    whole: Value
+    turned: Value
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """[N + R, K + R]."""
+        return self.turned.shape[0], self.whole.shape[1]
+
+
+@dataclass(eq=False)
 class Node:
     """One application of an op. ``inputs`` and ``outputs`` hold None where an optional operand is absent."""
 
@@ -81,6 +104,8 @@ class Region:
     params: dict[str, Value] = field(default_factory=dict)
     joined: dict[str, Value] = field(default_factory=dict)
     """Parameters that are several of ``params`` read as one."""
+    widened: dict[str, Widened] = field(default_factory=dict)
+    """Frozen parameters, joined or not, with adapters beside them."""
     states: dict[str, Value] = field(default_factory=dict)
 
     def nodes(self) -> Iterator[Node]:
@@ -197,6 +222,12 @@ class Graph:
             for name, value in region.joined.items():
                 yield prefix + name, value, layer, tuple(prefix + part.name for part in value.parts)
 
+    def widened_instances(self) -> Iterator[tuple[str, Widened, int]]:
+        """Every weight of the layers with adapters beside it as (full name, what it is made of, layer)."""
+        for layer, region_name in enumerate(self.layers):
+            for name, widened in self.regions[region_name].widened.items():
+                yield f"layers.{layer}.{name}", widened, layer
+
     def divide(self, name: str, layers: Collection[int], new_name: str) -> Region:
         """Gives ``layers``, of region ``name``, a region of their own: the same values and parameters (which stand for one
         tensor a layer), and nodes that are copies, in the same order."""
@@ -207,7 +238,8 @@ class Graph:
 
         self.regions[new_name] = replace(
             region, name=new_name, forward=copies(region.forward), backward=copies(region.backward),
-            params=dict(region.params), joined=dict(region.joined), states=dict(region.states),
+            params=dict(region.params), joined=dict(region.joined), widened=dict(region.widened),
+            states=dict(region.states),
         )
         self.layers = tuple(new_name if i in layers else old for i, old in enumerate(self.layers))
         return self.regions[new_name]

@@ -25,7 +25,8 @@ def check(graph: Graph) -> Graph:
     4. Layers hand on what they take: carried values agree in type between all regions of the stack.
     5. Gradients have the shape of what they belong to.
     6. Views, slices and joins fit what they place. A value is joined once, and what is one of several slices or joined
-       values is made and read by ops that take operands whose rows lie apart.
+       values is made and read by ops that take operands whose rows lie apart, also where another region makes it.
+    7. A frozen weight with adapters beside it has rows and columns for all of them.
     """
     for layer, name in enumerate(graph.layers):
         if name not in graph.regions:
@@ -33,9 +34,11 @@ def check(graph: Graph) -> Graph:
     for region in graph.ordered_regions():
         _check_region(graph, region)
     _check_carries(graph)
+    handed = _handed_to_joins(graph)
     for region in graph.ordered_regions():
         _check_joined(graph, region)
-        _check_rows_apart(graph, region)
+        _check_widened(graph, region)
+        _check_rows_apart(graph, region, handed[region.name])
     for param, grad in graph.grads.items():
         if grad.shape != param.shape or grad.dtype != "f32":
             _fail(graph, f"gradient {grad!r} does not fit parameter {param!r}")
@@ -54,7 +57,8 @@ def _fail(graph: Graph, message: str) -> NoReturn:
 
 
 def _check_region(graph: Graph, region: Region) -> None:
-    defined: set[Value] = {*region.carry_in, *region.params.values(), *region.states.values()}
+    defined: set[Value] = {*region.carry_in, *region.params.values(), *region.joined.values(), *region.states.values()}
+    defined |= {half for widened in region.widened.values() for half in (widened.whole, widened.turned)}
     defined |= {v for v in graph.inputs.values()} | {v for v, _ in graph.constants.values()}
     for node in region.forward:
         _check_node(graph, region, node, defined)
@@ -74,7 +78,7 @@ def _check_node(graph: Graph, region: Region, node: Node, defined: set[Value]) -
     for value in node.inputs:
         if value is not None and value not in defined and value.kind not in (GRAD, PARAM):
             _fail(graph, f"{where}: {value!r} is used before it is made")
-        if value is not None and value.kind == PARAM and value not in (*region.params.values(), *region.joined.values()):
+        if value is not None and value.kind == PARAM and value not in defined:
             _fail(graph, f"{where}: {value!r} is not a parameter of this region")
     if node.op in PLACEMENTS:
         _check_placement(graph, where, node)
@@ -139,8 +143,22 @@ def _check_joined(graph: Graph, region: Region) -> None:
             _fail(graph, f"region {region.name}: {value!r} is not the rows of {', '.join(map(repr, parts))}")
 
 
-def _check_rows_apart(graph: Graph, region: Region) -> None:
-    """Rule 6. A view of a value lies where the value lies."""
+def _check_widened(graph: Graph, region: Region) -> None:
+    """Rule 7."""
+    for widened in region.widened.values():
+        (rows, columns), base = widened.shape, widened.base
+        ranks = sum(first.shape[0] for first in widened.firsts)
+        fits = base.shape == (rows - ranks, columns - ranks) and not base.trainable
+        fits = fits and widened.whole.shape[0] == base.shape[0] and widened.turned.shape[1] == base.shape[1]
+        fits = fits and all(first.shape[1:] == base.shape[1:] for first in widened.firsts)
+        for second, row, column, _ in widened.seconds:
+            fits = fits and row + second.shape[0] <= base.shape[0] and column + second.shape[1] <= ranks
+        if not fits:
+            _fail(graph, f"region {region.name}: {widened.whole!r} is not {base!r} with its adapters beside it")
+
+
+def _check_rows_apart(graph: Graph, region: Region, handed: set[Value]) -> None:
+    """Rule 6. A view of a value lies where the value lies. ``handed``: what the region hands on to be joined elsewhere."""
     source = {n.outputs[0]: n.inputs[0] for n in region.nodes() if n.op == VIEW}
 
     def root(value: Value) -> Value:
@@ -149,7 +167,7 @@ def _check_rows_apart(graph: Graph, region: Region) -> None:
         return value
 
     joined = [root(v) for n in region.nodes() if n.op == JOIN for v in n.inputs]
-    apart = {*joined, *(n.outputs[0] for n in region.nodes() if n.op == SLICE)}
+    apart = {*joined, *handed, *(n.outputs[0] for n in region.nodes() if n.op == SLICE)}
     if len(set(joined)) != len(joined):
         _fail(graph, f"region {region.name}: a value is joined twice")
     for node in region.nodes():
@@ -159,6 +177,21 @@ def _check_rows_apart(graph: Graph, region: Region) -> None:
         for operand, value in zip((*record.inputs, *record.outputs), (*node.inputs, *node.outputs)):
             if value is not None and root(value) in apart and operand.name not in record.rows_apart:
                 _fail(graph, f"region {region.name}, {node!r}: rows of {operand.name} lie apart, which {node.op} does not take")
+
+
+def _handed_to_joins(graph: Graph) -> dict[str, set[Value]]:
+    """By region, the gradients it hands to one before it that joins them."""
+    found: dict[str, set[Value]] = {region.name: set() for region in graph.ordered_regions()}
+    order = [*graph.layers, graph.epilogue.name]
+    for name, next_name in zip(order, order[1:]):
+        region, maker = graph.regions[name], graph.regions[next_name]
+        joined = {v for n in region.nodes() if n.op == JOIN for v in n.inputs}
+        for value, made in zip(region.grad_in, maker.grad_out):
+            if value in joined:
+                if made is None or made in maker.grad_in:
+                    _fail(graph, f"region {name} joins {value!r}, which region {next_name} doesn't make")
+                found[next_name].add(made)
+    return found
 
 
 def _check_carries(graph: Graph) -> None:

@@ -7,7 +7,8 @@ What is read in place and what is copied:
     vectors (norms, biases)            a copy in fp32: they are tiny and are applied in fp32
 
 On a device all of these are copies in its memory; the file is read once. Parameters that a program reads as one are one
-copy, their rows one after another; so are they on the CPU, if a program is planned so there.
+copy, their rows one after another, with room for adapters beside and below them where the program wants that; so are they on
+the CPU, if a program is planned so there.
 """
 
 from __future__ import annotations
@@ -108,6 +109,26 @@ class FrozenWeights:
             self._held[name] = held
         return self._held[name]
 
+    def _widened(self, name: str, shape: tuple[int, int], parts: Mapping[str, tuple[int, ...]]) -> Any:
+        """The memory of a matrix of ``shape`` whose upper left corner is the rows of ``parts``, one after another. What is
+        beside and below them starts as zeros, and is written by the programs that train."""
+        if name not in self._held:
+            dtype = self.dtype(*next(iter(parts.items())))
+            row = byte_count(dtype, (shape[1],))
+            device = Memory(self.backend, shape[0] * row, self.device) if self.backend != "cpu" else None
+            held = np.zeros((shape[0], row), np.uint8) if device is None else device
+            start = 0
+            for part, (rows, columns) in parts.items():
+                wide = np.zeros((rows, row), np.uint8)
+                wide[:, :byte_count(dtype, (columns,))] = self._rows(part, (rows, columns)).view(np.uint8).reshape(rows, -1)
+                if device is None:
+                    held[start:start + rows] = wide
+                else:
+                    device.write(wide, start * row)
+                start += rows
+            self._held[name] = held
+        return self._held[name]
+
     def open_session(
         self, graph: Graph, program: Program, threads: int | None = None, graphs: bool = True
     ) -> Session:
@@ -121,6 +142,10 @@ class FrozenWeights:
         for name, _, _, parts in graph.joined_instances():
             if f"weight.{name}" in external:
                 session.bind(f"weight.{name}", self._joined(name, {part: shapes[part] for part in parts}))
+        for name, widened, layer in graph.widened_instances():
+            if f"weight.{name}" in external:
+                parts = [f"layers.{layer}.{part.name}" for part in widened.base.parts or (widened.base,)]
+                session.bind(f"weight.{name}", self._widened(name, widened.shape, {part: shapes[part] for part in parts}))
         read = {tensor.name for tensor in program.tensors}
         for name, (_, array) in graph.constants.items():
             if name in read:  # the seed of the gradient is one that fused programs no longer read

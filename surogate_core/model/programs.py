@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ from ..errors import TrainingError
 from ..ir.graph import Graph
 from ..passes import (
     LoraSpec, Recipe, autodiff, dead_code, fuse, fuse_low_rank, fuse_projections, lora, paged_kv, precision, recompute,
+    widen_products, widened_names,
 )
 from ..passes.recompute import saved_bytes
 from ..program import EmitOptions, Program, emit
@@ -44,6 +45,11 @@ class TrainPlan:
         """Whether products that read the same input are one. Programs that share its weights must be planned alike."""
         return any(name.startswith("fuse_projections") for name in self.graph.history)
 
+    @property
+    def widened(self) -> frozenset[str]:
+        """Names of the weights that have their adapters beside them. Programs that share them read them so as well."""
+        return widened_names(self.graph)
+
 
 class TooLarge(TrainingError):
     """No plan fits the budget. ``plan``: the least, with everything recomputed."""
@@ -61,7 +67,7 @@ def training_program(
     model: LoadedModel, recipe: Recipe, weights: FrozenWeights, bindings: Mapping[str, int], *, max_positions: int,
     adapter: LoraSpec | None, optimizer: Any, memory_budget: int | None, strategy_passes=(), backend: str = "cpu",
     device: int = 0, threads: int | None = None, join_projections: bool = False, deterministic: bool = True,
-    master: str = "f32", states: str = "f32",
+    master: str = "f32", states: str = "f32", widen: bool = False,
 ) -> TrainPlan:
     """Plans forward, backward and update. ``adapter`` None trains every parameter.
 
@@ -70,8 +76,9 @@ def training_program(
     memory_budget: bytes that the program may hold, weights included, when ``backend`` runs it with ``threads``; None for no
     limit; 0 for the least there is, with everything recomputed, whatever that takes. join_projections: products that read
     the same input become one, as do the two gradients of a low-rank branch (for a backend that copies weights anyway, and
-    takes rows that lie apart). deterministic: False lets attention's backward add in any order. Raises TooLarge, before
-    anything is allocated, when not even full recomputation fits the budget.
+    takes rows that lie apart). widen: products of adapters become terms of those that they are added to, for the same
+    backends; such a weight lies where its adapters are beside it. deterministic: False lets attention's backward add in any
+    order. Raises TooLarge, before anything is allocated, when not even full recomputation fits the budget.
     """
     def build(saved_budget: int | None) -> TrainPlan:
         graph = trace(model.dsl(), "loss", max_positions)
@@ -87,6 +94,8 @@ def training_program(
         if not deterministic:
             _allow_any_order(graph)
         precision(graph, recipe)
+        if widen and adapter is not None:
+            widen_products(graph, weights.dtypes(graph), recipe.compute)
         if join_projections:
             fuse_low_rank(graph)
         for rewrite in strategy_passes:
@@ -146,21 +155,29 @@ def _joins_adapters(adapter: LoraSpec | None) -> bool:
 
 def _packed(
     model: LoadedModel, recipe: Recipe, output: str, max_positions: int, adapter: LoraSpec | None,
-    dtypes: Callable[[Graph], Mapping[str, str]] | None,
+    dtypes: Callable[[Graph], Mapping[str, str]], join_projections: bool, widened: Collection[str] | None,
 ) -> Graph:
-    """Forward over packed documents; ``dtypes``, of the stored parameters, joins projections."""
+    """Forward over packed documents. ``dtypes``: of the stored parameters. ``widened``: names of the weights that have their
+    adapters beside them; None for all that can."""
     graph = _forward(model, output, max_positions, adapter)
-    if dtypes is not None:
+    if join_projections:
         fuse_projections(graph, dtypes(graph), _joins_adapters(adapter))
-    return dead_code(precision(fuse(graph), recipe))
+    precision(fuse(graph), recipe)
+    if adapter is not None and (widened is None or widened):
+        widen_products(graph, dtypes(graph), recipe.compute, widened)
+    return dead_code(graph)
 
 
 def loss_program(
     model: LoadedModel, recipe: Recipe, weights: FrozenWeights, bindings: Mapping[str, int], *, max_positions: int,
     adapter: LoraSpec | None = None, output: str = "loss", join_projections: bool = False,
+    widened: Collection[str] = (),
 ) -> tuple[Graph, Program]:
-    """A program that only runs forward over packed documents: "loss" (entries begin, forward) or all "logits"."""
-    graph = _packed(model, recipe, output, max_positions, adapter, weights.dtypes if join_projections else None)
+    """A program that only runs forward over packed documents: "loss" (entries begin, forward) or all "logits".
+
+    widened: the `TrainPlan.widened` of a session that writes adapters beside the weights that both read.
+    """
+    graph = _packed(model, recipe, output, max_positions, adapter, weights.dtypes, join_projections, widened)
     options = EmitOptions(bindings, recipe.compute, weights.dtypes(graph), prefetch=_decoding_stream(weights.backend))
     return graph, emit(graph, options)
 
@@ -168,7 +185,7 @@ def loss_program(
 def evaluation_bytes(
     model: LoadedModel, recipe: Recipe, weights: FrozenWeights, bindings: Mapping[str, int], *, max_positions: int,
     adapter: LoraSpec | None, backend: str = "cpu", device: int = 0, threads: int | None = None,
-    join_projections: bool = False,
+    join_projections: bool = False, widen: bool = False,
 ) -> int:
     """What `loss_program` takes beside a training session whose weights it reads: its arenas and scratch memory."""
     def dtype(name: str, value: Any) -> str:
@@ -179,7 +196,7 @@ def evaluation_bytes(
     def dtypes(graph: Graph) -> dict[str, str]:
         return {name: dtype(name, value) for name, value, _ in graph.instances()}
 
-    graph = _packed(model, recipe, "loss", max_positions, adapter, dtypes if join_projections else None)
+    graph = _packed(model, recipe, "loss", max_positions, adapter, dtypes, join_projections, None if widen else ())
     program = emit(graph, EmitOptions(bindings, recipe.compute, dtypes(graph), prefetch=_decoding_stream(backend)))
     planned = engine.plan(program.to_bytes(), backend, threads, device)
     return sum(planned["arenas"].values()) + planned["workspace"]

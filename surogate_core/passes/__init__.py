@@ -9,8 +9,9 @@ from .lora import LoraSpec, lora
 from .paged_kv import paged_kv
 from .precision import RECIPES, Recipe, precision
 from .recompute import recompute
+from .widen_products import widen_products, widened_names
 
 __all__ = [
     "LoraSpec", "RECIPES", "Recipe", "autodiff", "dead_code", "fuse", "fuse_low_rank", "fuse_projections", "lora",
-    "paged_kv", "precision", "recompute",
+    "paged_kv", "precision", "recompute", "widen_products", "widened_names",
 ]

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from .. import ops
-from ..ir.builder import PLACEMENTS, SLICE, VIEW
+from ..ir.builder import JOIN, PLACEMENTS, SLICE, VIEW
 from ..ir.graph import ACTIVATION, Graph, Node, Region, Value
 from ..ir.spec import check
 from ..ops.record import TensorType
@@ -52,19 +52,45 @@ class _Body:
         self.layers = [i for i, name in enumerate(graph.layers) if name == region.name]
         self.maker = {v: n for n in region.forward for v in n.outputs if v is not None}
         self.cost = {n: _microseconds(n, bindings, machine) for n in region.forward if n.op not in PLACEMENTS}
+        joins = [n for n in region.forward if n.op == JOIN]
+        self.joined = {self._seen_through(v): n.outputs[0] for n in joins for v in n.inputs}
 
-    def root(self, value: Value) -> Value:
-        """The value whose storage a chain of views shares."""
+    def _seen_through(self, value: Value) -> Value:
         while value in self.maker and self.maker[value].op == VIEW:
             value = self.maker[value].inputs[0]
         return value
 
+    def root(self, value: Value) -> Value:
+        """The value whose storage ``value`` shares, and which is kept or made again as a whole: what a chain of views is of,
+        or what it is joined in, or what a slice of such a value lies in."""
+        value = self._seen_through(value)
+        if value in self.joined:
+            return self.root(self.joined[value])
+        node = self.maker.get(value)
+        if node is not None and node.op == SLICE:
+            source = self.root(node.inputs[0])
+            if self.is_joined(source):
+                return source
+        return value
+
+    def is_joined(self, value: Value) -> bool:
+        """Whether other values lie in this one."""
+        return value in self.maker and self.maker[value].op == JOIN
+
+    def makers(self, root: Value) -> list[Node]:
+        """The nodes that write what lies in ``root``."""
+        node = self.maker.get(root)
+        if node is None or node.op != JOIN:
+            return [] if node is None else [node]
+        return [n for v in node.inputs for n in self.makers(self._seen_through(v))]
+
     def is_again(self, value: Value, chosen: set[Node]) -> bool:
-        """Whether ``value`` is made again when the nodes in ``chosen`` are: a slice is when its source is."""
+        """Whether ``value`` is made again when the nodes in ``chosen`` are: a slice is when its source is, and what is joined
+        when any part of it is: then all of it."""
         node = self.maker.get(value)
         if node is not None and node.op == SLICE:
             return self.is_again(self.root(node.inputs[0]), chosen)
-        return node in chosen
+        return any(n in chosen for n in self.makers(value))
 
     def kept(self, chosen: set[Node]) -> set[Value]:
         """Forward values that must stay in memory."""
@@ -78,10 +104,18 @@ class _Body:
                 continue
             seen.add(value)
             if self.is_again(value, chosen):
-                pending += [v for v in self.maker[value].inputs if v is not None]
+                pending += self._read_to_make(value)
             else:
                 kept.add(value)
         return kept
+
+    def _read_to_make(self, root: Value) -> list[Value]:
+        """What the nodes that make ``root`` read; but not what they made of it themselves."""
+        node = self.maker[root]
+        if node.op == SLICE:
+            return [node.inputs[0]]
+        read = [v for n in self.makers(root) for v in n.inputs if v is not None]
+        return [v for v in read if self.root(v) is not root]
 
     def saved(self, chosen: set[Node]) -> int:
         """Bytes of those values in one layer."""
@@ -92,12 +126,13 @@ class _Body:
         chosen: set[Node] = set()
         pending = list(dropped)
         while pending:
-            node = self.maker.get(self.root(pending.pop()))
-            if node is not None and node.op == SLICE:
-                pending.append(node.inputs[0])
-            elif node is not None and node not in chosen and not writes_storage(node):
-                chosen.add(node)
-                pending += [v for v in node.inputs if v is not None and self.root(v) not in kept]
+            for node in self.makers(self.root(pending.pop())):
+                if node.op == SLICE:
+                    pending.append(node.inputs[0])
+                elif node not in chosen and not writes_storage(node):
+                    chosen.add(node)
+                    pending += [v for v in node.inputs if v is not None and self.root(v) not in kept]
+                    pending += [v for v in node.outputs if v is not None and self.is_joined(self.root(v))]
         return chosen
 
 

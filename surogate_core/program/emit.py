@@ -2,7 +2,8 @@
 
 Where values live:
     inputs, constants     arena "inputs": written by the host, kept between entries
-    frozen parameters     external storages "weight.<name>", bound to the memory-mapped file or to converted copies
+    frozen parameters     external storages "weight.<name>", bound to the memory-mapped file or to converted copies; some
+                          with their adapters beside them, see `WidenedWeights`
     trained parameters    arena "trained": one flat fp32 master of all of them, one flat copy in the compute dtype; or
                           flat masters of the matrices in the compute dtype and of the vectors in fp32
     gradients             arena "gradients": flat fp32, in the same order, so that clipping and updating are single sweeps
@@ -31,6 +32,7 @@ from .program import (
     HOST_WRITTEN, PERSISTENT, Arena, Entry, Instruction, Program, Storage, TensorEntry, dense_strides,
 )
 from .trainable import TrainableLayout, TrainedTypes
+from .widened import WidenedWeights
 
 @dataclass(frozen=True)
 class EmitOptions:
@@ -69,6 +71,9 @@ class Emitter:
         self.param_names = {(v, layer): name for name, v, layer in graph.instances()}
         self.parts = {name: parts for name, _, _, parts in graph.joined_instances()}
         self.param_names |= {(v, layer): name for name, v, layer, _ in graph.joined_instances()}
+        self.widened = WidenedWeights(self)
+        self.parts |= self.widened.parts
+        self.param_names |= self.widened.names
         self.trained = TrainableLayout.of(graph, TrainedTypes(options.compute, options.master, options.states))
         self.arena_sizes: dict[str, int] = {}
         self.viewed: set[str] = set()
@@ -192,6 +197,8 @@ class Emitter:
             if value.trainable:
                 return self.trained.tensor_name(name)
             dtype = self._stored_dtype(name)
+            if key in self.widened.names:
+                return self.widened.place(key, dtype)
             return self.add_tensor(name, self.add_storage(f"weight.{name}", None, byte_count(dtype, shape), 0), dtype, shape)
         if value.kind == GRAD:
             return self.trained.gradient_name(self.param_names[(value.of, layer)])
@@ -242,9 +249,10 @@ class Emitter:
         self._entry("micro_step" if self.graph.grads else "forward",
                     [self._instruction(call, waiting.get(i, ())) for i, call in enumerate(calls)])
         if self.options.optimizer is not None and self.graph.grads:
-            self._entry("update", self.trained.update(self, self.options.optimizer))
-            if self.trained.has_copy:  # the update's last instruction alone, for masters that were written from outside
-                program.entries.append(Entry("refresh", len(program.instructions) - 1, 1))
+            copies = [*self.trained.copy(), *self.widened.refresh(self.options.compute)]
+            self._entry("update", [*self.trained.update(self, self.options.optimizer), *copies])
+            if copies:  # also by themselves, for masters that were written from outside
+                program.entries.append(Entry("refresh", len(program.instructions) - len(copies), len(copies)))
         for name, value in self.graph.outputs.items():
             key = self._key(value, None)
             entry = program.tensor(self.names[key])

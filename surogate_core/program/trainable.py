@@ -159,7 +159,7 @@ class TrainableLayout:
         return f"gradients.{name}"
 
     def update(self, emitter: Emitter, optimizer) -> list[Instruction]:
-        """Global norm, the optimizer's instructions for each group, and the refreshed copy."""
+        """Global norm, and the optimizer's instructions for each group."""
         norm = emitter.add_tensor("grad_norm", emitter.add_storage("grad_norm", "inputs", 4, PERSISTENT), "f32", (1,))
         hyper = emitter.add_tensor("hyper", emitter.add_storage("hyper", "inputs", 16, PERSISTENT | HOST_WRITTEN), "f32", (4,))
         kept = self.types.states
@@ -176,9 +176,13 @@ class TrainableLayout:
             gradient = part("gradients", "f32", 4 * group.start)
             parameter = part("master", master.dtype, master.offset(group.start), master.storage)
             instructions += optimizer.emit(group, gradient, norm, hyper, parameter, states)
-        if self.has_copy:
-            instructions.append(Instruction("cast", ("master",), ("trained",), (("out_dtype", self.types.compute),)))
         return instructions
+
+    def copy(self) -> list[Instruction]:
+        """What makes the copy in the compute dtype follow the masters, where there is one."""
+        if not self.has_copy:
+            return []
+        return [Instruction("cast", ("master",), ("trained",), (("out_dtype", self.types.compute),))]
 
 
 def _neighbours_together(graph: Graph) -> list[tuple[str, Value]]:

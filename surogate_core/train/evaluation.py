@@ -41,6 +41,6 @@ class Evaluator:
             p.weights.adopt(name, dtype, memory)
         graph, program = loss_program(
             p.model, p.recipe, p.weights, p.plan.bindings, max_positions=p.config.sequence_len, adapter=p.adapter,
-            join_projections=p.plan.joins_projections,
+            join_projections=p.plan.joins_projections, widened=p.plan.widened,
         )
         return p.weights.open_session(graph, program, p.threads, self.train.graphs)

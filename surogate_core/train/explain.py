@@ -67,6 +67,7 @@ def fast_paths(prepared: Prepared, planned: dict[str, Any]) -> list[tuple[str, b
         ("loss with its gradient in one sweep", "linear_cross_entropy_grad" in ops and "linear_cross_entropy" not in ops,
          "logits are never held whole, and are computed once a step"),
         ("projections joined", *_joined(prepared)),
+        ("adapters inside products", *_inside(prepared)),
         ("low-rank gradients in one reading", *_low_rank(prepared)),
         ("sums inside products", fused,
          "residual and gradient sums are addends of the products that make them" if fused
@@ -102,6 +103,27 @@ def _prefetched(prepared: Prepared, planned: dict[str, Any]) -> tuple[bool, str]
     if not any(FORMATS[tensor.dtype].is_block for tensor in prepared.plan.program.tensors if tensor.dtype in FORMATS):
         return False, "no weight is quantised"
     return False, f"backend {prepared.config.backend} decodes blocks inside its products"
+
+
+def _inside(prepared: Prepared) -> tuple[bool, str]:
+    """Whether low-rank branches are terms of the products that they are added to, and of which or why not."""
+    plan, adapter = prepared.plan, prepared.adapter
+    if adapter is None:
+        return False, "no adapters are trained"
+    if plan.widened:
+        names = ", ".join(name.removesuffix(".wide")
+                          for name in dict.fromkeys(n for r in plan.graph.layer_regions() for n in r.widened))
+        return True, f"{names}: their results are not read and written once more"
+    if not any(name.startswith("widen_products") for name in plan.graph.history):
+        return False, f"backend {prepared.config.backend} reads each weight where its file is mapped, so they stay apart"
+    if adapter.dropout > 0:
+        return False, "they have dropout, which the base's inputs have not"
+    compute = prepared.recipe.compute
+    if any(prepared.weights.dtype(name, tuple(value.shape)) != compute
+           for name, value, layer in plan.graph.instances()
+           if layer is not None and not value.trainable and len(value.shape) > 1):
+        return False, f"frozen weights are not stored in what products read, {compute}"
+    return False, "the sizes and ranks of none add up to multiples of 8, or an op beside it takes no columns of a matrix"
 
 
 def _low_rank(prepared: Prepared) -> tuple[bool, str]:

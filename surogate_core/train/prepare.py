@@ -140,6 +140,7 @@ def _plan(
     machine = {
         "max_positions": config.sequence_len, "adapter": choices.adapter, "backend": config.backend,
         "device": config.device, "threads": _threads(config), "join_projections": config.backend != "cpu",
+        "widen": config.backend != "cpu",
     }
     for_evaluation = evaluation_bytes(model, choices.recipe, weights, bindings, **machine) if evaluates else 0
     plan = training_program(

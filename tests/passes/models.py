@@ -16,7 +16,6 @@ from surogate_core.model import LoadedModel, initial_values
 from surogate_core.passes import RECIPES, autodiff, precision
 from surogate_core.program import EmitOptions, Program, emit
 from surogate_core.train.optimizers import AdamW
-from surogate_core.weights.quants import f32_to_bf16
 from surogate_core.weights.tensor import from_f32
 
 CONFIG: dict[str, Any] = {
@@ -49,8 +48,16 @@ def gradient_graph(loaded: LoadedModel, *rewrites: Callable[[Graph], Graph], rec
     return precision(graph, RECIPES[recipe])
 
 
-def program_of(graph: Graph, recipe: str = "fp32", bindings: dict[str, int] = BINDINGS) -> Program:
-    dtypes = {name: "f32" for name, value, _ in graph.instances() if not value.trainable}
+def frozen_dtypes(graph: Graph, matrices: str = "f32") -> dict[str, str]:
+    """Stored dtypes by name where all ``matrices`` are alike."""
+    return {name: matrices if len(value.shape) > 1 else "f32"
+            for name, value, _ in graph.instances() if not value.trainable}
+
+
+def program_of(
+    graph: Graph, recipe: str = "fp32", bindings: dict[str, int] = BINDINGS, matrices: str = "f32"
+) -> Program:
+    dtypes = frozen_dtypes(graph, matrices)
     return emit(graph, EmitOptions(bindings, RECIPES[recipe].compute, dtypes, optimizer=AdamW()))
 
 
@@ -92,16 +99,22 @@ def open_session(
     for name, _, _, parts in graph.joined_instances():
         if f"weight.{name}" in storages:
             session.bind(f"weight.{name}", np.concatenate([arrays[part] for part in parts]))
-    if "trained" in names:
-        session.tensor("trained")[:] = f32_to_bf16(session.tensor("master"))
+    for name, widened, layer in graph.widened_instances():
+        if f"weight.{name}" in storages:
+            parts = [arrays[f"layers.{layer}.{part.name}"] for part in widened.base.parts or (widened.base,)]
+            memory = np.zeros(widened.shape, parts[0].dtype)
+            memory[:sum(map(len, parts)), :parts[0].shape[1]] = np.concatenate(parts)
+            session.bind(f"weight.{name}", memory)
+    if "refresh" in {entry.name for entry in program.entries}:
+        session.run("refresh")
     return session
 
 
 def loss_and_gradients(graph: Graph, loaded: LoadedModel, recipe: str = "fp32", threads: int = 1,
-                       scale: float = 8.0) -> tuple[float, dict[str, np.ndarray]]:
-    """The loss of `batch` and every gradient by name."""
-    program = program_of(graph, recipe)
-    session = open_session(graph, program, loaded, scale, threads)
+                       scale: float = 8.0, matrices: str = "f32") -> tuple[float, dict[str, np.ndarray]]:
+    """The loss of `batch` and every gradient by name. ``matrices``: stored dtype of frozen ones."""
+    program = program_of(graph, recipe, matrices=matrices)
+    session = open_session(graph, program, loaded, scale, threads, frozen_dtypes(graph, matrices))
     for name, array in batch().items():
         session.tensor(name)[:] = array
     if "dropout_seed" in graph.inputs:
