@@ -27,6 +27,8 @@ from ..weights.formats import FORMATS, byte_count
 from ..weights.tensor import StoredTensor, from_f32
 from .loaded import LoadedModel
 
+WRITTEN_AT_ONCE = 8 << 20
+"""Bytes of rows that are laid apart on the way to a device."""
 IN_PLACE = frozenset({"bf16", "f16", *(name for name, form in FORMATS.items() if form.is_block)})
 
 
@@ -118,14 +120,13 @@ class FrozenWeights:
             device = Memory(self.backend, shape[0] * row, self.device) if self.backend != "cpu" else None
             held = np.zeros((shape[0], row), np.uint8) if device is None else device
             start = 0
-            for part, (rows, columns) in parts.items():
-                wide = np.zeros((rows, row), np.uint8)
-                wide[:, :byte_count(dtype, (columns,))] = self._rows(part, (rows, columns)).view(np.uint8).reshape(rows, -1)
+            for part, part_shape in parts.items():
+                rows = self._rows(part, part_shape).view(np.uint8).reshape(part_shape[0], -1)
                 if device is None:
-                    held[start:start + rows] = wide
+                    held[start:start + len(rows), :rows.shape[1]] = rows
                 else:
-                    device.write(wide, start * row)
-                start += rows
+                    _write_apart(device, rows, start, row)
+                start += len(rows)
             self._held[name] = held
         return self._held[name]
 
@@ -151,6 +152,16 @@ class FrozenWeights:
             if name in read:  # the seed of the gradient is one that fused programs no longer read
                 session.write(name, array)
         return session
+
+
+def _write_apart(memory: Memory, rows: np.ndarray, start: int, row: int) -> None:
+    """Writes bytes [N, n] as rows ``start`` and on of a matrix whose rows take ``row`` bytes, the rest of each zero."""
+    count = max(WRITTEN_AT_ONCE // row, 1)
+    buffer = np.zeros((min(count, len(rows)), row), np.uint8)
+    for first in range(0, len(rows), count):
+        piece = rows[first:first + count]
+        buffer[:len(piece), :rows.shape[1]] = piece
+        memory.write(buffer[:len(piece)], (start + first) * row)
 
 
 def generator_for(seed: int, name: str) -> np.random.Generator:

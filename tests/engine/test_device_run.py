@@ -1,7 +1,8 @@
-"""Whole runs on the fake device: LoRA on a quantised base, with evaluation, from the config to the losses."""
+"""Whole runs on the fake device: LoRA on a quantised base and on a plain one, with evaluation, from the config to losses."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 from surogate_core import engine
-from surogate_core.model import LoadedModel
+from surogate_core.model import LoadedModel, binding
 from surogate_core.plugins import Backend, get_manager
 from surogate_core.train.explain import fast_paths
 from surogate_core.weights.export import write_gguf
@@ -57,6 +58,28 @@ def test_a_run(root):
     np.testing.assert_allclose(losses(root / "fake"), losses(root / "cpu"), rtol=2e-2)
     for other in ("calls", "again"):
         assert runs.course(root / other) == runs.course(root / "fake")
+
+
+@pytest.mark.parametrize("recipe", ["bf16", "pure_bf16"])
+def test_a_run_with_adapters_inside_products(root, recipe, monkeypatch):
+    """The CPU's losses, about; and bit for bit the same call by call, recomputed in part, and stopped and gone on with."""
+    monkeypatch.setattr(binding, "WRITTEN_AT_ONCE", 3000)  # several pieces, the last of them short
+    keys = {"model": str(root / "model"), "tokenizer": None, "chat_template": None, "recipe": recipe, "lora_rank": 8,
+            "max_steps": 6, "save_steps": 3}
+    whole = runs.prepare(settings(root, "fake", **keys), "sft")
+    assert whole.plan.widened == {"attn.q_k_v.wide", "attn.o.wide", "mlp.gate_up.wide", "mlp.down.wide"}
+    tight = whole.plan.resident_bytes + whole.evaluation_bytes - whole.plan.saved_bytes[0] // 4
+    ways = {"cpu": {"backend": "cpu"}, "fake": {}, "calls": {"cuda_graphs": False}, "again": {"memory_budget": tight}}
+    for out, changes in ways.items():
+        assert runs.run(settings(root, out, **keys, **changes)).status == "completed"
+    assert losses(root / "fake")[-1] < losses(root / "fake")[0]
+    np.testing.assert_allclose(losses(root / "fake"), losses(root / "cpu"), rtol=2e-2)
+    course, state = runs.course(root / "fake"), runs.final_state(root / "fake")
+    for other in ("calls", "again"):
+        assert runs.course(root / other) == course
+    shutil.rmtree(root / "fake" / "step_00000006")
+    runs.run(settings(root, "fake", **keys, resume_from_checkpoint=True))
+    assert runs.final_state(root / "fake") == state and runs.course(root / "fake")[-3:] == course[-3:]
 
 
 def test_explain(root):
