@@ -10,7 +10,7 @@ from ..errors import EngineError
 from .library import cpu_features, kernels, libraries, load, load_backend, load_library, register_library
 from .ops import run_op
 from .session import Memory, Session, default_threads, device_info, plan
-from .tuning import Tuning
+from .tuning import Tuning, with_choices
 
 __all__ = [
     "EngineError",
@@ -28,4 +28,5 @@ __all__ = [
     "plan",
     "register_library",
     "run_op",
+    "with_choices",
 ]

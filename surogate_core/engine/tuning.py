@@ -53,24 +53,31 @@ class Tuning:
         text = self.known.get(_key(program, instruction))
         return instruction if text is None else _chosen(instruction, text)
 
-    def remember(self, program: Program, session: Session) -> Program:
-        """Keeps what the kernels of a session chose, and returns the program with all of it written down. The file is
-        replaced where there is news; where that cannot be done, later runs measure again."""
-        instructions, news = [], False
-        for instruction, row in zip(program.instructions, session.explain(), strict=True):
-            text = row[ATTRIBUTE]
-            if text:
-                key = _key(program, instruction)
-                news = news or self.known.get(key) != text
-                self.known[key] = text
-                instruction = _chosen(instruction, text)
-            instructions.append(instruction)
-        if news:
-            try:
-                write_text(self.path, json.dumps(self.known, indent=0, sort_keys=True), EngineError)
-            except EngineError:
-                pass  # a home that cannot be written costs the next run's measuring, and nothing else
-        return replace(program, instructions=instructions)
+    def learn(self, program: Program) -> bool:
+        """Takes over what is written down in ``program``, before what was known. True where that is news."""
+        found = {
+            _key(program, instruction): str(value)
+            for instruction in program.instructions for name, value in instruction.attrs if name == ATTRIBUTE
+        }
+        news = any(self.known.get(key) != text for key, text in found.items())
+        self.known |= found
+        return news
+
+    def save(self) -> None:
+        """Replaces the file; where that cannot be done, later runs measure again."""
+        try:
+            write_text(self.path, json.dumps(self.known, indent=0, sort_keys=True), EngineError)
+        except EngineError:
+            pass  # a home that cannot be written costs the next run's measuring, and nothing else
+
+
+def with_choices(program: Program, session: Session) -> Program:
+    """``program`` with what the kernels of its ``session`` chose written down."""
+    instructions = [
+        _chosen(instruction, row[ATTRIBUTE]) if row[ATTRIBUTE] else instruction
+        for instruction, row in zip(program.instructions, session.explain(), strict=True)
+    ]
+    return replace(program, instructions=instructions)
 
 
 def _chosen(instruction: Instruction, text: str) -> Instruction:

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from ..dsl.module import Parameter
-from ..engine import Memory, Session, Tuning
+from ..engine import Memory, Session, Tuning, with_choices
 from ..ir.graph import Graph
 from ..program import Program
 from ..weights.formats import FORMATS, byte_count
@@ -38,6 +38,8 @@ class FrozenWeights:
     def __init__(self, model: LoadedModel, compute: str, backend: str = "cpu", device: int = 0) -> None:
         self.model, self.compute, self.backend, self.device = model, compute, backend, device
         self._dtypes: dict[str, str] = {}
+        self.choices: Program | None = None
+        """A program with what kernels chose in an earlier run, which is taken before what other runs have measured."""
         self._held: dict[str, Any] = {}
         """By parameter: an array of the host, or `Memory` of the device."""
         self._adopted: set[str] = set()
@@ -84,8 +86,11 @@ class FrozenWeights:
         if self.backend == "cpu":
             return Session(program.to_bytes(), self.backend, threads)
         tuning = Tuning.of_device(self.backend, self.device)
+        if self.choices is not None:
+            tuning.learn(self.choices)
         session = Session(tuning.apply(program).to_bytes(), self.backend, threads, self.device, graphs)
-        tuning.remember(program, session)
+        if tuning.learn(with_choices(program, session)):
+            tuning.save()
         return session
 
     def _rows(self, part: str, shape: tuple[int, ...]) -> np.ndarray:

@@ -1,6 +1,7 @@
 """`surogate sft` and `surogate pt`: one run, from the config to the result in ``output_dir``.
 
     config.yaml          every effective value
+    program.bin          on a GPU: the program with the algorithms that were chosen for it, which resuming takes again
     metrics.jsonl        one line a step
     step_XXXXXXXX/       checkpoints
     loss.png
@@ -15,7 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from ..config import Mode, TrainConfig, dump_resolved
+from ..engine import with_choices
 from ..errors import ConfigError, TrainingError
+from ..files import replacing
+from ..program import Program
+from ..program.format import from_bytes
 from . import checkpoint as checkpoints
 from .explain import describe
 from .prepare import Prepared, check_disk, prepare
@@ -25,6 +30,7 @@ from .session import TrainSession
 from .trainer import METRICS_FILE, RunResult, Trainer
 
 CONFIG_FILE = "config.yaml"
+PROGRAM_FILE = "program.bin"
 
 
 def run_training(config: TrainConfig, mode: Mode, console: Any) -> RunResult:
@@ -33,11 +39,16 @@ def run_training(config: TrainConfig, mode: Mode, console: Any) -> RunResult:
     check_disk(prepared)
     folder = Path(config.output_dir)
     found = _checkpoint_to_resume(config, folder)
+    if found is not None:
+        prepared.weights.choices = _program_of(folder)
     session = TrainSession.of(prepared)
     trainer = Trainer(prepared, session, Progress(prepared, console))
     if found is not None:
         trainer.resume(found)
     dump_resolved(config, folder / CONFIG_FILE)
+    if prepared.config.backend != "cpu":
+        with replacing(folder / PROGRAM_FILE, TrainingError) as file:
+            file.write(with_choices(prepared.plan.program, session.session).to_bytes())
     console.print(banner(prepared, session, trainer.step))
     for loader in (prepared.loader, *prepared.evaluations.values()):
         for warning in loader.dataset.warnings:
@@ -54,6 +65,14 @@ def run_training(config: TrainConfig, mode: Mode, console: Any) -> RunResult:
         console.print(f"{name}: loss {loss:.4f}")
     console.print(f"{result.status} after step {result.steps}; written to {written}")
     return result
+
+
+def _program_of(folder: Path) -> Program | None:
+    """What a run on a device left of its program; None where it left nothing, or nothing that can be read."""
+    try:
+        return from_bytes((folder / PROGRAM_FILE).read_bytes())
+    except (OSError, ValueError):
+        return None
 
 
 def _checkpoint_to_resume(config: TrainConfig, folder: Path) -> checkpoints.Checkpoint | None:

@@ -12,7 +12,9 @@ import pytest
 from surogate_core import engine
 from surogate_core.model import LoadedModel, binding
 from surogate_core.plugins import Backend, get_manager
+from surogate_core.program.format import from_bytes
 from surogate_core.train.explain import fast_paths
+from surogate_core.train.run import PROGRAM_FILE
 from surogate_core.weights.export import write_gguf
 
 from ..train import runs
@@ -55,6 +57,8 @@ def test_a_run(root):
     for out, changes in ways.items():
         assert runs.run(settings(root, out, **changes)).status == "completed"
     assert losses(root / "fake")[-1] < losses(root / "fake")[0]
+    left = from_bytes((root / "fake" / PROGRAM_FILE).read_bytes())
+    assert left.instructions == whole.plan.program.instructions and not (root / "cpu" / PROGRAM_FILE).exists()
     np.testing.assert_allclose(losses(root / "fake"), losses(root / "cpu"), rtol=2e-2)
     for other in ("calls", "again"):
         assert runs.course(root / other) == runs.course(root / "fake")
@@ -73,6 +77,8 @@ def test_a_run_with_adapters_inside_products(root, recipe, monkeypatch):
     for out, changes in ways.items():
         assert runs.run(settings(root, out, **keys, **changes)).status == "completed"
     assert losses(root / "fake")[-1] < losses(root / "fake")[0]
+    left = from_bytes((root / "fake" / PROGRAM_FILE).read_bytes())
+    assert left.instructions == whole.plan.program.instructions and not (root / "cpu" / PROGRAM_FILE).exists()
     np.testing.assert_allclose(losses(root / "fake"), losses(root / "cpu"), rtol=2e-2)
     course, state = runs.course(root / "fake"), runs.final_state(root / "fake")
     for other in ("calls", "again"):
