@@ -8,8 +8,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from ..engine import Session
 from ..errors import TrainingError
 from ..files import replacing
+from ..program import Program
 from .machine import describe_machine
 from .prepare import Prepared
 from .session import TrainSession
@@ -115,3 +117,18 @@ def plot_losses(history: list[dict[str, Any]], folder: Path, title: str) -> Path
     with replacing(path, TrainingError) as file:
         figure.savefig(file, format="png", dpi=120)
     return path
+
+
+def slow_products(program: Program, session: Session) -> list[str]:
+    """A line where products were meant for cuBLASLt, and it has no algorithm for them: a plain kernel runs these."""
+    refused = [
+        instruction for instruction, row in zip(program.instructions, session.explain(), strict=True)
+        if row["op"].startswith("linear") and row["kernel"] == "cublaslt" and not row["tuning"]
+    ]
+    if not refused:
+        return []
+    operands = " ".join(
+        "-" if name is None else f"{t.dtype}{list(t.shape)}"
+        for name in refused[0].inputs for t in [None if name is None else program.tensor(name)]
+    )
+    return [f"{len(refused)} products run in a plain, slow kernel: cuBLASLt has no algorithm for operands such as {operands}"]

@@ -24,7 +24,7 @@ from ..program.format import from_bytes
 from . import checkpoint as checkpoints
 from .explain import describe
 from .prepare import Prepared, check_disk, prepare
-from .report import Progress, banner, plot_losses
+from .report import Progress, banner, plot_losses, slow_products
 from .result import save_result
 from .session import TrainSession
 from .trainer import METRICS_FILE, RunResult, Trainer
@@ -50,6 +50,8 @@ def run_training(config: TrainConfig, mode: Mode, console: Any) -> RunResult:
         with replacing(folder / PROGRAM_FILE, TrainingError) as file:
             file.write(with_choices(prepared.plan.program, session.session).to_bytes())
     console.print(banner(prepared, session, trainer.step))
+    for line in slow_products(prepared.plan.program, session.session):
+        console.print(line, style="yellow")
     for loader in (prepared.loader, *prepared.evaluations.values()):
         for warning in loader.dataset.warnings:
             console.print(warning, style="yellow")

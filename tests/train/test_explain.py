@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from surogate_core import engine
 from surogate_core.train import explain as explaining
 from surogate_core.train.prepare import prepare
+from surogate_core.train.report import slow_products
 from surogate_core.train.run import explain
 
 from . import runs
@@ -106,3 +109,16 @@ def test_a_kernel_that_another_outranks_is_told_from_one_that_has_no_call(root):
         "faster kernels take all these calls", "they take none of this program's calls",
         *(why for _, (_, why) in found.items() if why.startswith("this processor lacks"))}
     assert found["avx2 kernels"][1] == "faster kernels take all these calls" or found["avx2 kernels"][0]
+
+
+def test_products_that_the_library_refuses_are_told(root):
+    program = prepare(runs.config(root), "sft").plan.program
+    rows = [{"op": i.op, "kernel": "cublaslt", "tuning": "an algorithm"} for i in program.instructions]
+    assert slow_products(program, SimpleNamespace(explain=lambda: rows)) == []
+    first = next(n for n, i in enumerate(program.instructions) if i.op == "linear")
+    others = [n for n, i in enumerate(program.instructions) if not i.op.startswith("linear")]
+    for n in (first, *others):
+        rows[n]["tuning"] = ""
+    (line,) = slow_products(program, SimpleNamespace(explain=lambda: rows))
+    weight = program.tensor(program.instructions[first].inputs[1])
+    assert line.startswith("1 products run in a plain, slow kernel") and f"{weight.dtype}{list(weight.shape)}" in line
