@@ -41,7 +41,7 @@ int32_t device_info(int32_t index, sg_device_info *info, char *error, size_t siz
   int driver = 0, runtime = 0;
   cudaDriverGetVersion(&driver);
   cudaRuntimeGetVersion(&runtime);
-  std::snprintf(info->name, sizeof(info->name), "%s", properties.name);
+  std::snprintf(info->name, sizeof(info->name), "%.127s", properties.name);
   std::snprintf(info->versions, sizeof(info->versions), "driver CUDA %d.%d, runtime %d.%d", driver / 1000,
                 driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10);
   info->total_bytes = total;
