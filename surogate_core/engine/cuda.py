@@ -38,7 +38,7 @@ class Wheel:
 CUBLAS = Wheel("nvidia-cublas", "libcublasLt.so.13")
 CUDNN = Wheel("nvidia-cudnn-cu13", "libcudnn.so.9")
 NVRTC = Wheel("nvidia-cuda-nvrtc", "libnvrtc.so.13")
-"""cuDNN compiles some of its kernels with it, and finds it by name."""
+"""cuDNN compiles its attention with it, and finds it by name."""
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,7 @@ def without_cudnn() -> str | None:
         return f"this installation was built without it ({CUDNN_LIBRARY.name} is not in {CUDNN_LIBRARY.parent})"
     problem = _open(CUDNN)
     if problem is None:
-        _open(NVRTC)  # only some of cuDNN's kernels need it; those that lack it are not offered
+        _open(NVRTC)  # cuDNN plans no attention without it; our library then refuses to load, and says so
     return problem
 
 

@@ -50,14 +50,12 @@ def load_backend(name: str) -> None:
     reason = cuda.unavailable()
     if reason is not None:
         raise EngineError(f"backend 'cuda' cannot be used here: {reason}")
-    cuda.preload()
-    folder = Path(module.engine_directory())
-    module.load_kernel_library(str(folder / "libsurogate_cuda.so"))
-    for extra in sorted({*folder.glob("libsurogate_cudnn.so")}):
+    module.load_kernel_library(str(cuda.LIBRARY))
+    if cuda.CUDNN_LIBRARY.exists():
         try:
-            module.load_kernel_library(str(extra))
+            module.load_kernel_library(str(cuda.CUDNN_LIBRARY))
         except EngineError:
-            continue  # a faster kernel less; the reason is kept by the registry, for `surogate doctor` and `explain`
+            pass  # a faster kernel less; the reason is kept by the registry, for `surogate doctor` and `explain`
 
 
 def backend_module(name: str) -> ModuleType:

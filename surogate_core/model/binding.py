@@ -99,40 +99,31 @@ class FrozenWeights:
             raise ValueError(f"the memory of {part} belongs to a session: adopt what it is joined to as well")
         return np.ascontiguousarray(held) if isinstance(held, np.ndarray) else self.array(part, shape)
 
-    def _joined(self, name: str, parts: Mapping[str, tuple[int, ...]]) -> Any:
+    def _joined(self, name: str, parts: Mapping[str, tuple[int, ...]]) -> Memory:
         """The memory of parameter ``name``, whose rows are those of ``parts`` (full name -> shape) one after another."""
         if name not in self._held:
             sizes = [byte_count(self.dtype(part, shape), shape) for part, shape in parts.items()]
-            device = Memory(self.backend, sum(sizes), self.device) if self.backend != "cpu" else None
-            held = np.empty(sum(sizes), np.uint8) if device is None else device
+            memory = Memory(self.backend, sum(sizes), self.device)
             offset = 0
             for (part, shape), size in zip(parts.items(), sizes):
-                rows = self._rows(part, shape)
-                if device is None:
-                    held[offset:offset + size] = rows.reshape(-1).view(np.uint8)
-                else:
-                    device.write(rows, offset)
+                memory.write(self._rows(part, shape), offset)
                 offset += size
-            self._held[name] = held
+            self._held[name] = memory
         return self._held[name]
 
-    def _widened(self, name: str, shape: tuple[int, int], parts: Mapping[str, tuple[int, ...]]) -> Any:
+    def _widened(self, name: str, shape: tuple[int, int], parts: Mapping[str, tuple[int, ...]]) -> Memory:
         """The memory of a matrix of ``shape`` whose upper left corner is the rows of ``parts``, one after another. What is
         beside and below them starts as zeros, and is written by the programs that train."""
         if name not in self._held:
             dtype = self.dtype(*next(iter(parts.items())))
             row = byte_count(dtype, (shape[1],))
-            device = Memory(self.backend, shape[0] * row, self.device) if self.backend != "cpu" else None
-            held = np.zeros((shape[0], row), np.uint8) if device is None else device
+            memory = Memory(self.backend, shape[0] * row, self.device)
             start = 0
             for part, part_shape in parts.items():
                 rows = self._rows(part, part_shape).view(np.uint8).reshape(part_shape[0], -1)
-                if device is None:
-                    held[start:start + len(rows), :rows.shape[1]] = rows
-                else:
-                    _write_apart(device, rows, start, row)
+                _write_apart(memory, rows, start, row)
                 start += len(rows)
-            self._held[name] = held
+            self._held[name] = memory
         return self._held[name]
 
     def open_session(
