@@ -68,7 +68,7 @@ def test_bench_train_on_a_device(method):
     found = json.loads(shown("bench", "train", "tiny", *SMALL[:-1], "cuda", *method, "--steps", "3"))
     assert found["backend"] == "cuda" and found["kernels_run_one_by_one"] == {}
     assert found["loss"]["first"] == pytest.approx(np.log(512), abs=0.3)
-    assert found["memory"]["taken_of_device"] >= found["memory"]["program"]
+    assert found["memory"]["used_on_device"] >= found["memory"]["program"]  # others may come and go beside it
     assert found["versions"]["cuBLASLt"] and found["device"]["architecture"] >= 80
     text = shown("profile", "tiny", *SMALL[:-1], "cuda", *method)
     assert "attention_grad" in text and "adamw" in text

@@ -40,7 +40,8 @@ bool can_share(const Problem &problem, int64_t shares) {
   return shares == 1 || (problem.kv_heads % shares == 0 && problem.heads / shares % 4 == 0);
 }
 
-// For the fewest shares of the heads whose workspace is good, or else for the most.
+// For the fewest shares of the heads whose workspace is good, or else for the most. cuDNN refuses more than it can count:
+// 32 heads of 8192 tokens have 2^31 logits.
 const Plan *find_shared_plan(const Problem &problem) {
   const Plan *plan = nullptr;
   for (int64_t shares = 1; shares <= kMaxShares; shares *= 2) {
@@ -49,7 +50,7 @@ const Plan *find_shared_plan(const Problem &problem) {
     share.heads /= shares;
     share.kv_heads /= shares;
     const Plan *next = find_plan(share);
-    if (next == nullptr) break;
+    if (next == nullptr) continue;
     plan = next;
     if (total_workspace(plan) <= kGoodWorkspace) break;
   }
