@@ -21,7 +21,7 @@ constexpr Key kNoKey = ~0ull;
 constexpr uint32_t kNoToken = 0xffffffffu;
 constexpr int kSortThreads = 1024, kTile = 2 * kSortThreads;
 constexpr int kSegment = 32;      // keys, one a lane
-constexpr int kColumns = 32 * 8;  // of a warp: eight a lane
+constexpr int kColumns = 32 * 8;  // of a warp: eight a lane, as two packs of four half of this apart
 constexpr int kRowsInFlight = 4;
 
 __device__ inline uint32_t token_of(Key key) { return static_cast<uint32_t>(key >> 32); }
@@ -95,13 +95,30 @@ __device__ inline uint32_t token_at(const Key *sorted, int64_t index, int64_t nu
   return index >= 0 && index < num_tokens ? token_of(sorted[index]) : kNoToken;
 }
 
+// A lane's eight columns of a row, `left` columns before the row's end. Side by side, two stores of a warp would each
+// touch half of every 32-byte sector of f32.
+template <bool packed, class T>
+__device__ inline void load_lane(const T *row, int64_t left, float (&to)[8]) {
+  float halves[2][4];
+  load_within<4, packed>(row, left, halves[0]);
+  load_within<4, packed>(row + kColumns / 2, left - kColumns / 2, halves[1]);
+#pragma unroll
+  for (int k = 0; k < 8; ++k) to[k] = halves[k / 4][k % 4];
+}
+template <bool packed>
+__device__ inline void store_lane(float *row, int64_t left, const float (&from)[8]) {
+  const float halves[2][4] = {{from[0], from[1], from[2], from[3]}, {from[4], from[5], from[6], from[7]}};
+  store_within<4, packed>(row, left, halves[0]);
+  store_within<4, packed>(row + kColumns / 2, left - kColumns / 2, halves[1]);
+}
+
 template <bool packed>
 __device__ inline void add_to(float *dweight, int64_t left, float scale, const float (&sum)[8],
                               const float (&before)[8]) {
   float after[8];
 #pragma unroll
   for (int k = 0; k < 8; ++k) after[k] = fmaf(sum[k], scale, before[k]);
-  store_within<8, packed>(dweight, left, after);
+  store_lane<packed>(dweight, left, after);
 }
 
 template <bool packed, class G>
@@ -110,7 +127,7 @@ __global__ void __launch_bounds__(kWarpTaskThreads)
   const int64_t task = warp_task(), segment = task / sizes.column_chunks;
   if (segment >= sizes.segments) return;
   const int lane = lane_index();
-  const int64_t column = task % sizes.column_chunks * kColumns + 8 * lane, left = sizes.width - column;
+  const int64_t column = task % sizes.column_chunks * kColumns + 4 * lane, left = sizes.width - column;
   const int64_t begin = segment * kSegment;
   const Key key = begin + lane < sizes.tokens ? sorted[begin + lane] : kNoKey;
   const uint32_t token = token_of(key);
@@ -128,9 +145,9 @@ __global__ void __launch_bounds__(kWarpTaskThreads)
     for (int j = 0; j < kRowsInFlight; ++j) {
       const Key at = __shfl_sync(0xffffffffu, key, first + j);
       const bool used = first + j < count;
-      load_within<8, packed>(dy + (used ? position_of(at) : 0) * sizes.width + column, used ? left : 0, rows[j]);
+      load_lane<packed>(dy + (used ? position_of(at) : 0) * sizes.width + column, used ? left : 0, rows[j]);
       const bool ends = used && (run_ends >> (first + j) & 1u) != 0;
-      load_within<8, packed>(dweight + (used ? token_of(at) : 0) * sizes.width + column, ends ? left : 0, before[j]);
+      load_lane<packed>(dweight + (used ? token_of(at) : 0) * sizes.width + column, ends ? left : 0, before[j]);
     }
 #pragma unroll
     for (int j = 0; j < kRowsInFlight; ++j) {
@@ -141,9 +158,9 @@ __global__ void __launch_bounds__(kWarpTaskThreads)
       const bool ends = (run_ends >> (first + j) & 1u) != 0;
       if (!ends && first + j < kSegment - 1) continue;
       if (is_head) {
-        store_within<8, packed>(heads + segment * sizes.width + column, left, sum);
+        store_lane<packed>(heads + segment * sizes.width + column, left, sum);
       } else if (!ends) {
-        store_within<8, packed>(tails + segment * sizes.width + column, left, sum);
+        store_lane<packed>(tails + segment * sizes.width + column, left, sum);
       } else {
         add_to<packed>(dweight + token_of(at) * sizes.width + column, left, scale, sum, before[j]);
       }
@@ -159,7 +176,7 @@ __global__ void __launch_bounds__(kWarpTaskThreads)
     join_runs(Sizes sizes, const Key *sorted, float scale, float *dweight, const float *heads, const float *tails) {
   const int64_t task = warp_task(), segment = task / sizes.column_chunks;
   if (segment >= sizes.segments) return;
-  const int64_t column = task % sizes.column_chunks * kColumns + 8 * lane_index(), left = sizes.width - column;
+  const int64_t column = task % sizes.column_chunks * kColumns + 4 * lane_index(), left = sizes.width - column;
   const int64_t begin = segment * kSegment, end = begin + kSegment;
   const uint32_t token = token_at(sorted, end - 1, sizes.tokens);
   if (token == kNoToken || token_at(sorted, end, sizes.tokens) != token) return;  // no run goes on
@@ -173,12 +190,12 @@ __global__ void __launch_bounds__(kWarpTaskThreads)
   } while (reached == 0xffffffffu);
   float sum[8], before[8];
   float *to = dweight + token * sizes.width + column;
-  load_within<8, packed>(tails + segment * sizes.width + column, left, sum);
-  load_within<8, packed>(to, left, before);
+  load_lane<packed>(tails + segment * sizes.width + column, left, sum);
+  load_lane<packed>(to, left, before);
 #pragma unroll 4
   for (int64_t part = 0; part < parts; ++part) {
     float head[8];
-    load_within<8, packed>(heads + (segment + 1 + part) * sizes.width + column, left, head);
+    load_lane<packed>(heads + (segment + 1 + part) * sizes.width + column, left, head);
 #pragma unroll
     for (int k = 0; k < 8; ++k) sum[k] += head[k];
   }
@@ -232,7 +249,7 @@ int32_t run(const sg_call *call) {
   float *heads = reinterpret_cast<float *>(workspace + 2 * key_bytes(sizes));
   with_type(dy, [&]<class G>(G) {
     const G *rows = data<const G>(dy);
-    if (can_pack<8>(rows, sizes.width) && can_pack<8>(data<float>(dweight), sizes.width)) {
+    if (can_pack<4>(rows, sizes.width) && can_pack<4>(data<float>(dweight), sizes.width)) {
       sum_rows<true>(call, sizes, sorted, rows, heads);
     } else {
       sum_rows<false>(call, sizes, sorted, rows, heads);
