@@ -3,7 +3,7 @@
 //
 // Floor: dy once, and a row of dweight read and written for each distinct token. No atomics, and sums whose order is
 // fixed by the tokens alone:
-//   1. sort_tiles   keys (token, position) of kTile tokens each are sorted in shared memory
+//   1. sort_tiles   tiles of 512 keys (token, position), of 2048 where there are many, are sorted in shared memory
 //   2. rank_keys    a key's place is its place in its tile plus, from a binary search in every other tile, the number
 //                   of keys below it. Lanes of a warp search tiles side by side.
 //   3. sum_runs     the sorted keys are cut into segments of 32. A warp adds the rows of a segment, in order, for some
@@ -19,7 +19,10 @@ namespace {
 using Key = unsigned long long;  // token << 32 | position; a token outside the table sorts behind all others
 constexpr Key kNoKey = ~0ull;
 constexpr uint32_t kNoToken = 0xffffffffu;
-constexpr int kSortThreads = 1024, kTile = 2 * kSortThreads;
+// A tile is sorted by half as many threads, which meet after each of its steps: small tiles take a fifth of the time of
+// large ones, as long as a lane of rank_keys has one of them to search. The order of all keys is the same.
+constexpr int kSmallTile = 512, kLargeTile = 2048;
+constexpr int64_t kMostInSmallTiles = 32 * kSmallTile;
 constexpr int kSegment = 32;      // keys, one a lane
 constexpr int kColumns = 32 * 8;  // of a warp: eight a lane, as two packs of four half of this apart
 constexpr int kRowsInFlight = 4;
@@ -28,8 +31,10 @@ __device__ inline uint32_t token_of(Key key) { return static_cast<uint32_t>(key 
 __device__ inline int64_t position_of(Key key) { return static_cast<int64_t>(key & 0xffffffffu); }
 
 // A bitonic network; every block sorts one tile.
-__global__ void __launch_bounds__(kSortThreads)
+template <int kTile>
+__global__ void __launch_bounds__(kTile / 2)
     sort_tiles(const int32_t *tokens, int64_t num_tokens, int64_t vocabulary, Key *sorted) {
+  constexpr int kSortThreads = kTile / 2;
   __shared__ Key keys[kTile];
   const int64_t begin = static_cast<int64_t>(blockIdx.x) * kTile;
   for (int i = threadIdx.x; i < kTile; i += kSortThreads) {
@@ -60,6 +65,7 @@ __global__ void __launch_bounds__(kSortThreads)
 }
 
 // A warp places one key.
+template <int kTile>
 __global__ void __launch_bounds__(kWarpTaskThreads) rank_keys(const Key *tiles, int64_t num_tokens, Key *sorted) {
   const int64_t index = warp_task();
   if (index >= num_tokens) return;
@@ -231,21 +237,26 @@ void sum_rows(const sg_call *call, const Sizes &sizes, const Key *sorted, const 
   join_runs<packed><<<blocks, kWarpTaskThreads, 0, stream(call)>>>(sizes, sorted, scale, dweight, heads, tails);
 }
 
+// Leaves all keys in order, in one of the two places for them in the workspace.
+template <int kTile>
+const Key *sort_keys(const sg_call *call, const Sizes &sizes) {
+  char *workspace = static_cast<char *>(call->workspace);
+  Key *tiles = reinterpret_cast<Key *>(workspace), *ranked = reinterpret_cast<Key *>(workspace + key_bytes(sizes));
+  const auto num_tiles = static_cast<unsigned>(ceil_div(sizes.tokens, kTile));
+  sort_tiles<kTile><<<num_tiles, kTile / 2, 0, stream(call)>>>(data<const int32_t>(input(call, 0)), sizes.tokens,
+                                                               output(call, 0)->shape[0], tiles);
+  if (num_tiles == 1) return tiles;
+  rank_keys<kTile><<<warp_task_blocks(sizes.tokens), kWarpTaskThreads, 0, stream(call)>>>(tiles, sizes.tokens, ranked);
+  return ranked;
+}
+
 int32_t run(const sg_call *call) {
-  const sg_tensor *tokens = input(call, 0), *dy = input(call, 1), *dweight = output(call, 0);
+  const sg_tensor *dy = input(call, 1), *dweight = output(call, 0);
   const Sizes sizes = sizes_of(dy);
   if (sizes.tokens == 0 || sizes.width == 0) return SG_OK;
+  const bool small = sizes.tokens <= kMostInSmallTiles;
+  const Key *sorted = small ? sort_keys<kSmallTile>(call, sizes) : sort_keys<kLargeTile>(call, sizes);
   char *workspace = static_cast<char *>(call->workspace);
-  Key *tiles = reinterpret_cast<Key *>(workspace);
-  const auto num_tiles = static_cast<unsigned>(ceil_div(sizes.tokens, kTile));
-  sort_tiles<<<num_tiles, kSortThreads, 0, stream(call)>>>(data<const int32_t>(tokens), sizes.tokens, dweight->shape[0],
-                                                           tiles);
-  const Key *sorted = tiles;
-  if (num_tiles > 1) {
-    Key *ranked = reinterpret_cast<Key *>(workspace + key_bytes(sizes));
-    rank_keys<<<warp_task_blocks(sizes.tokens), kWarpTaskThreads, 0, stream(call)>>>(tiles, sizes.tokens, ranked);
-    sorted = ranked;
-  }
   float *heads = reinterpret_cast<float *>(workspace + 2 * key_bytes(sizes));
   with_type(dy, [&]<class G>(G) {
     const G *rows = data<const G>(dy);
