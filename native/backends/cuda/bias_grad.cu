@@ -26,6 +26,7 @@ template <int V, bool clustered, class T>
 __global__ void __launch_bounds__(kSumThreads, kSumBlocks)
     sum_rows(const T *dy, int64_t tokens, int64_t width, float *partials, float *dbias) {
   constexpr int kRows = V == 1 ? 4 : 32 / static_cast<int>(sizeof(T));
+  wait_for_kernels_ahead();
   const ColumnTask task(tokens, width);
   float sums[kSumEach] = {};
   int64_t row = task.begin + task.group;

@@ -8,6 +8,7 @@
 #pragma once
 
 #include "rows.cuh"
+#include "vectors.cuh"
 
 namespace sg::cuda {
 
@@ -127,23 +128,24 @@ static __global__ void __launch_bounds__(kSumThreads)
   totals[column] += sum;
 }
 
-// Launches one of two instances of a kernel, `clustered` or not, whose last arguments are partials and totals.
+// Launches one of two instances of a kernel, `clustered` or not, which begins with wait_for_kernels_ahead() and whose
+// last arguments are partials and totals.
 template <class Kernel, class... Arguments>
 void launch_column_sums(const sg_call *call, int64_t columns, Kernel clustered, Kernel apart, float *totals,
                         Arguments... arguments) {
   const dim3 grid(static_cast<unsigned>(ceil_div(columns, kSumColumns)), kSumChunks);
   float *partials = static_cast<float *>(call->workspace);
   if (device().architecture >= 90) {
-    cudaLaunchAttribute cluster{};
-    cluster.id = cudaLaunchAttributeClusterDimension;
-    cluster.val.clusterDim.x = cluster.val.clusterDim.z = 1;
-    cluster.val.clusterDim.y = kSumChunks;
+    cudaLaunchAttribute attributes[2] = {launch_ahead_attribute(), {}};
+    attributes[1].id = cudaLaunchAttributeClusterDimension;
+    attributes[1].val.clusterDim.x = attributes[1].val.clusterDim.z = 1;
+    attributes[1].val.clusterDim.y = kSumChunks;
     cudaLaunchConfig_t config{};
     config.gridDim = grid;
     config.blockDim = dim3(kSumThreads);
     config.stream = stream(call);
-    config.attrs = &cluster;
-    config.numAttrs = 1;
+    config.attrs = attributes;
+    config.numAttrs = 2;
     cudaLaunchKernelEx(&config, clustered, arguments..., partials, totals);
     return;
   }

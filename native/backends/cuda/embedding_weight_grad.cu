@@ -36,6 +36,7 @@ __global__ void __launch_bounds__(kTile / 2)
     sort_tiles(const int32_t *tokens, int64_t num_tokens, int64_t vocabulary, Key *sorted) {
   constexpr int kSortThreads = kTile / 2;
   __shared__ Key keys[kTile];
+  wait_for_kernels_ahead();
   const int64_t begin = static_cast<int64_t>(blockIdx.x) * kTile;
   for (int i = threadIdx.x; i < kTile; i += kSortThreads) {
     const int64_t t = begin + i;
@@ -67,6 +68,7 @@ __global__ void __launch_bounds__(kTile / 2)
 // A warp places one key.
 template <int kTile>
 __global__ void __launch_bounds__(kWarpTaskThreads) rank_keys(const Key *tiles, int64_t num_tokens, Key *sorted) {
+  wait_for_kernels_ahead();
   const int64_t index = warp_task();
   if (index >= num_tokens) return;
   const Key key = tiles[index];
@@ -130,6 +132,7 @@ __device__ inline void add_to(float *dweight, int64_t left, float scale, const f
 template <bool packed, class G>
 __global__ void __launch_bounds__(kWarpTaskThreads)
     sum_runs(Sizes sizes, const Key *sorted, const G *dy, float scale, float *dweight, float *heads, float *tails) {
+  wait_for_kernels_ahead();
   const int64_t task = warp_task(), segment = task / sizes.column_chunks;
   if (segment >= sizes.segments) return;
   const int lane = lane_index();
@@ -180,6 +183,7 @@ __global__ void __launch_bounds__(kWarpTaskThreads)
 template <bool packed>
 __global__ void __launch_bounds__(kWarpTaskThreads)
     join_runs(Sizes sizes, const Key *sorted, float scale, float *dweight, const float *heads, const float *tails) {
+  wait_for_kernels_ahead();
   const int64_t task = warp_task(), segment = task / sizes.column_chunks;
   if (segment >= sizes.segments) return;
   const int64_t column = task % sizes.column_chunks * kColumns + 4 * lane_index(), left = sizes.width - column;
@@ -232,9 +236,9 @@ void sum_rows(const sg_call *call, const Sizes &sizes, const Key *sorted, const 
   const float scale = static_cast<float>(attr_float(call, "scale", 1.0));
   float *dweight = data<float>(output(call, 0)), *tails = heads + sizes.segments * sizes.width;
   const unsigned blocks = warp_task_blocks(sizes.segments * sizes.column_chunks);
-  sum_runs<packed><<<blocks, kWarpTaskThreads, 0, stream(call)>>>(sizes, sorted, dy, scale, dweight, heads, tails);
+  launch_ahead(call, blocks, kWarpTaskThreads, 0, sum_runs<packed, G>, sizes, sorted, dy, scale, dweight, heads, tails);
   if (sizes.segments == 1) return;
-  join_runs<packed><<<blocks, kWarpTaskThreads, 0, stream(call)>>>(sizes, sorted, scale, dweight, heads, tails);
+  launch_ahead(call, blocks, kWarpTaskThreads, 0, join_runs<packed>, sizes, sorted, scale, dweight, heads, tails);
 }
 
 // Leaves all keys in order, in one of the two places for them in the workspace.
@@ -243,10 +247,11 @@ const Key *sort_keys(const sg_call *call, const Sizes &sizes) {
   char *workspace = static_cast<char *>(call->workspace);
   Key *tiles = reinterpret_cast<Key *>(workspace), *ranked = reinterpret_cast<Key *>(workspace + key_bytes(sizes));
   const auto num_tiles = static_cast<unsigned>(ceil_div(sizes.tokens, kTile));
-  sort_tiles<kTile><<<num_tiles, kTile / 2, 0, stream(call)>>>(data<const int32_t>(input(call, 0)), sizes.tokens,
-                                                               output(call, 0)->shape[0], tiles);
+  launch_ahead(call, num_tiles, kTile / 2, 0, sort_tiles<kTile>, data<const int32_t>(input(call, 0)), sizes.tokens,
+               output(call, 0)->shape[0], tiles);
   if (num_tiles == 1) return tiles;
-  rank_keys<kTile><<<warp_task_blocks(sizes.tokens), kWarpTaskThreads, 0, stream(call)>>>(tiles, sizes.tokens, ranked);
+  launch_ahead(call, warp_task_blocks(sizes.tokens), kWarpTaskThreads, 0, rank_keys<kTile>, tiles, sizes.tokens,
+               ranked);
   return ranked;
 }
 

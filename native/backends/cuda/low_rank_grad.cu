@@ -19,6 +19,7 @@
 #include "attention_ptx.cuh"
 #include "gemm.h"
 #include "gemm_kernels.h"
+#include "vectors.cuh"
 
 namespace sg::cuda {
 namespace {
@@ -270,6 +271,7 @@ __global__ void __launch_bounds__(kThreads, tiles <= 2 ? 2 : 1) one_pass_kernel(
   using L = Layout<tiles>;
   constexpr bool spares_barrier = L::kSumBuffers == 2;
   extern __shared__ __align__(128) unsigned char shared[];
+  wait_for_kernels_ahead();
   const uint32_t steps = shared_address(shared);
   float *sums = reinterpret_cast<float *>(shared + L::kSteps * L::kStepBytes);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -348,6 +350,7 @@ __device__ inline void add(float4 &total, const float4 &part) {
 
 __global__ void __launch_bounds__(kThreads) add_parts_kernel(const Parts p, bf16 *dlow, float *db) {
   __shared__ float4 sums[kGroups][kFours];
+  wait_for_kernels_ahead();
   const bool is_low = static_cast<int>(blockIdx.x) < p.low_blocks;
   const int mine = threadIdx.x % kFours, group = threadIdx.x / kFours, count = is_low ? p.chunks : p.strips;
   const int64_t at = static_cast<int64_t>(is_low ? blockIdx.x : blockIdx.x - p.low_blocks) * kFours + mine;
@@ -441,7 +444,7 @@ void launch_one_pass(const sg_call *call, const Call &c, cudaError_t *error) {
     const auto kernel = one_pass_kernel<decltype(tiles)::value>;
     constexpr int bytes = Layout<decltype(tiles)::value>::kBytes;
     *error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-    if (*error == cudaSuccess) kernel<<<grid, kThreads, bytes, stream(call)>>>(operands);
+    if (*error == cudaSuccess) launch_ahead(call, grid, kThreads, bytes, kernel, operands);
   });
   if (*error != cudaSuccess) return;
   const int64_t low_blocks = ceil_div(k.low_floats / 4, kFours);
@@ -450,8 +453,8 @@ void launch_one_pass(const sg_call *call, const Call &c, cudaError_t *error) {
                     k.low_floats / 4, k.weight_floats / 4, static_cast<int>(k.chunks), static_cast<int>(k.strips),
                     k.tiles, static_cast<int>(c.tokens), static_cast<int>(c.features), static_cast<int>(low_blocks),
                     row_stride(c.dlow), row_stride(c.db), alpha_of(call)};
-  add_parts_kernel<<<static_cast<unsigned>(blocks), kThreads, 0, stream(call)>>>(parts, data<bf16>(c.dlow),
-                                                                                 data<float>(c.db));
+  launch_ahead(call, static_cast<unsigned>(blocks), kThreads, 0, add_parts_kernel, parts, data<bf16>(c.dlow),
+               data<float>(c.db));
 }
 
 int32_t one_pass_run(const sg_call *call) {

@@ -15,6 +15,7 @@
 #include <initializer_list>
 
 #include "rows.cuh"
+#include "vectors.cuh"
 
 namespace sg::cuda {
 namespace {
@@ -193,6 +194,7 @@ template <class X, class Y, int V, int P>
 __global__ void __launch_bounds__(kMaxThreads)
     rms_norm_packs(RowGrid grid, int threads, Rows<const X> x, Weight weight, float eps, Rows<Y> y, float *rstd_out) {
   __shared__ float scratch[32];
+  wait_for_kernels_ahead();
   const Share share(threads);
   const int64_t row = static_cast<int64_t>(blockIdx.x) * share.rows + share.row;
   const int limit = row < grid.rows ? static_cast<int>(grid.n) : 0;
@@ -268,8 +270,8 @@ int32_t run(const sg_call *call) {
       const bool packs = grid.n % V == 0 && can_pack_rows<V>(in) && can_pack_rows<V>(out) && weight.packable<V>();
       if (packs && fits_registers(grid.n, kPacks * V)) {
         const Launch plan = plan_tasks(grid, kPacks * V);
-        rms_norm_packs<X, Y, V, kPacks><<<plan.blocks, plan.block, 0, stream(call)>>>(grid, plan.threads_per_row, in,
-                                                                                       weight, eps, out, rstd);
+        launch_ahead(call, plan.blocks, plan.block, 0, rms_norm_packs<X, Y, V, kPacks>, grid, plan.threads_per_row, in,
+                     weight, eps, out, rstd);
       } else {
         rms_norm_any<X, Y>
             <<<blocks_for_any(grid), kGroupedThreads, 0, stream(call)>>>(grid, in, weight, eps, out, rstd);
@@ -450,6 +452,7 @@ __global__ void __launch_bounds__(kGroupedThreads)
     sum_chunks(RowGrid grid, int64_t chunk_rows, Rows<const G> dy, Rows<const X> x, const float *rstd,
                float *partials) {
   __shared__ float scratch[kWarps][32 * V];
+  wait_for_kernels_ahead();
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int64_t base = static_cast<int64_t>(blockIdx.x) * (32 * V), column = base + lane * V;
   const int64_t begin = blockIdx.y * chunk_rows;
@@ -475,6 +478,7 @@ __global__ void __launch_bounds__(kGroupedThreads)
 __global__ void __launch_bounds__(kMaxThreads)
     add_chunks(const float *partials, int64_t chunks, int64_t n, float *dweight) {
   __shared__ float scratch[32][32];
+  wait_for_kernels_ahead();
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int64_t column = static_cast<int64_t>(blockIdx.x) * 32 + lane;
   float sum = 0.0f;
@@ -518,7 +522,7 @@ int32_t weight_grad_run(const sg_call *call) {
       const Rows<const X> in = rows_on<const X>(grid, x);
       const auto go = [&](auto kernel, int columns) {
         const dim3 blocks(static_cast<unsigned>(ceil_div(grid.n, columns)), static_cast<unsigned>(chunks.count));
-        kernel<<<blocks, kGroupedThreads, 0, stream(call)>>>(grid, chunks.rows, g, in, rstd, partials);
+        launch_ahead(call, blocks, kGroupedThreads, 0, kernel, grid, chunks.rows, g, in, rstd, partials);
       };
       if (grid.n % V == 0 && can_pack_rows<V>(g) && can_pack_rows<V>(in)) {
         go(sum_chunks<G, X, V>, 32 * V);
@@ -527,8 +531,8 @@ int32_t weight_grad_run(const sg_call *call) {
       }
     });
   });
-  add_chunks<<<static_cast<unsigned>(ceil_div(grid.n, 32)), kMaxThreads, 0, stream(call)>>>(
-      partials, chunks.count, grid.n, data<float>(output(call, 0)));
+  launch_ahead(call, static_cast<unsigned>(ceil_div(grid.n, 32)), kMaxThreads, 0, add_chunks, partials, chunks.count,
+               grid.n, data<float>(output(call, 0)));
   return launched(call);
 }
 

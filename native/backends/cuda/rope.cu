@@ -8,6 +8,7 @@
 #include <algorithm>
 
 #include "rows.cuh"
+#include "vectors.cuh"
 
 namespace sg::cuda {
 namespace {
@@ -78,6 +79,7 @@ __device__ inline void load_angles(const float *table, const Heads &shape, int32
 template <class T, int V, bool interleaved>
 __global__ void __launch_bounds__(kThreads, 4)
     rope_packs(Heads shape, Rows<const T> x, const int32_t *positions, const float *table, float sign, Rows<T> y) {
+  wait_for_kernels_ahead();
   const int64_t token = static_cast<int64_t>(blockIdx.x) * blockDim.z + threadIdx.z;
   const int head = static_cast<int>(blockIdx.y * blockDim.y + threadIdx.y) * kHeads;
   const int lane = static_cast<int>(blockIdx.z * blockDim.x + threadIdx.x);
@@ -128,7 +130,7 @@ int32_t run_packs(const sg_call *call, Heads shape, const Rows<const T> &x, cons
   const float *table = data<float>(input(call, 2));
   const float sign = attr_int(call, "inverse", 0) != 0 ? -1.0f : 1.0f;
   const auto go = [&](auto kernel) {
-    kernel<<<blocks, block, 0, stream(call)>>>(shape, x, positions, table, sign, y);
+    launch_ahead(call, blocks, block, 0, kernel, shape, x, positions, table, sign, y);
   };
   if (attr_int(call, "interleaved", 0) != 0) {
     go(rope_packs<T, V, true>);

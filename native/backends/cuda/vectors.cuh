@@ -96,6 +96,37 @@ __device__ inline int64_t warp_task() {
 }
 __device__ inline int lane_index() { return threadIdx.x % 32; }
 __device__ inline float not_a_number() { return __int_as_float(0x7fffffff); }
+
+// Kernels of launch_ahead: every thread calls this first. The kernel behind may be brought to the multiprocessors as
+// soon as this one's blocks leave room, and this one goes on when all that is ahead in the stream is done and seen.
+// So the microsecond or two that a launch takes passes while the kernel ahead still runs.
+__device__ inline void wait_for_kernels_ahead() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+inline cudaLaunchAttribute launch_ahead_attribute() {
+  cudaLaunchAttribute ahead{};
+  ahead.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  ahead.val.programmaticStreamSerializationAllowed = 1;
+  return ahead;
+}
+// Launches a kernel that begins with wait_for_kernels_ahead(). Errors are those that `launched` reports.
+template <class... Parameters, class... Arguments>
+inline void launch_ahead(const sg_call *call, dim3 blocks, dim3 threads, size_t shared_bytes,
+                         void (*kernel)(Parameters...), Arguments... arguments) {
+  cudaLaunchAttribute ahead = launch_ahead_attribute();
+  cudaLaunchConfig_t config{};
+  config.gridDim = blocks;
+  config.blockDim = threads;
+  config.dynamicSmemBytes = shared_bytes;
+  config.stream = stream(call);
+  config.attrs = &ahead;
+  config.numAttrs = device().architecture >= 90 ? 1 : 0;
+  cudaLaunchKernelEx(&config, kernel, arguments...);
+}
 #endif
 
 }  // namespace sg::cuda
