@@ -40,6 +40,21 @@ inline vu vu_interleave_second(vu a, vu b) {
 }
 #endif
 
+// The four words of one counter.
+inline void philox_words(const uint32_t (&counter)[4], uint32_t key0, uint32_t key1, uint32_t (&words)[4]) {
+  uint32_t w0 = counter[0], w1 = counter[1], w2 = counter[2], w3 = counter[3];
+  for (int round = 0; round < 10; ++round) {
+    const uint64_t first = static_cast<uint64_t>(w0) * 0xD2511F53u, second = static_cast<uint64_t>(w2) * 0xCD9E8D57u;
+    w0 = static_cast<uint32_t>(second >> 32) ^ w1 ^ key0;
+    w1 = static_cast<uint32_t>(second);
+    w2 = static_cast<uint32_t>(first >> 32) ^ w3 ^ key1;
+    w3 = static_cast<uint32_t>(first);
+    key0 += 0x9E3779B9u;
+    key1 += 0xBB67AE85u;
+  }
+  words[0] = w0, words[1] = w1, words[2] = w2, words[3] = w3;
+}
+
 constexpr int kPhiloxBatch = 2 * kLanes;  // words of as many counters as a vector has 64-bit lanes
 
 struct Philox {
