@@ -1,6 +1,7 @@
 #include "session.h"
 
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/unique_ptr.h>
 
@@ -34,12 +35,12 @@ struct BoundSession {
   };
   std::unordered_map<std::string, Bound> bound;
 
-  BoundSession(std::shared_ptr<const Program> program, const SessionOptions &options)
-      : session(std::move(program), options) {}
+  BoundSession(std::shared_ptr<const Program> program, const SessionOptions &options, std::shared_ptr<Queue> queue)
+      : session(std::move(program), options, std::move(queue)) {}
 };
 
 std::unique_ptr<BoundSession> open_session(nb::handle bytes, const std::string &backend, int32_t device, int32_t threads,
-                                           bool graphs, bool plan_only) {
+                                           bool graphs, bool plan_only, std::shared_ptr<Queue> queue) {
   const Buffer buffer(bytes, false, "program");
   if (!buffer.is_dense()) throw Error("the program's buffer is not dense");
   const Py_buffer &view = buffer.view();
@@ -47,7 +48,12 @@ std::unique_ptr<BoundSession> open_session(nb::handle bytes, const std::string &
       std::span(static_cast<const unsigned char *>(view.buf), static_cast<size_t>(view.len)));
   const SessionOptions options{backend, device, threads, plan_only, graphs};
   nb::gil_scoped_release release;
-  return std::make_unique<BoundSession>(std::move(program), options);
+  return std::make_unique<BoundSession>(std::move(program), options, std::move(queue));
+}
+
+std::shared_ptr<Queue> open_queue(const std::string &backend, int32_t device, int32_t threads) {
+  nb::gil_scoped_release release;
+  return std::make_shared<Queue>(backend, device, threads);
 }
 
 void bind(BoundSession &self, const std::string &storage, nb::handle object) {
@@ -321,6 +327,12 @@ void bind_session(nb::module_ &m) {
       .def_prop_ro("bytes", [](const Block &self) { return self.bytes; })
       .def("write", &write_block, nb::arg("array"), nb::arg("offset") = 0)
       .def("read", &read_block, nb::arg("array"), nb::arg("offset") = 0);
+  nb::class_<Queue>(m, "Queue")
+      .def("backend", [](const Queue &self) { return self.device()->backend(); })
+      .def("device", [](const Queue &self) { return self.device()->index(); })
+      .def("threads", &Queue::threads)
+      .def("synchronize", [](const Queue &self) { nb::gil_scoped_release release; self.synchronize(); });
+  m.def("open_queue", &open_queue, nb::arg("backend"), nb::arg("device"), nb::arg("threads"));
   nb::class_<BoundSession>(m, "Session")
       .def("bind", &bind, nb::arg("storage"), nb::arg("buffer"))
       .def("write", &write, nb::arg("name"), nb::arg("offset"), nb::arg("array"))
@@ -335,7 +347,7 @@ void bind_session(nb::module_ &m) {
       .def("entries", &entries)
       .def("threads", [](BoundSession &self) { return self.session.threads(); });
   m.def("open_session", &open_session, nb::arg("program"), nb::arg("backend"), nb::arg("device"), nb::arg("threads"),
-        nb::arg("graphs"), nb::arg("plan_only"));
+        nb::arg("graphs"), nb::arg("plan_only"), nb::arg("queue").none());
   m.def("tensor", &tensor, nb::arg("session"), nb::arg("name"));
   m.def("allocate", &allocate, nb::arg("backend"), nb::arg("device"), nb::arg("bytes"));
   m.def("share", &share, nb::arg("session"), nb::arg("name"));

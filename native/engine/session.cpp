@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstring>
 
 #include "dtype.h"
 #include "verify.h"
@@ -30,24 +29,35 @@ size_t look_up(const Map &map, const std::string &name, const char *what) {
   throw Error("the program has no " + std::string(what) + " '" + name + "'", "it has: " + list);
 }
 
+// The queue's lock, while a session runs there.
+class Running {
+ public:
+  Running(Queue &queue, std::atomic<bool> &running) : lock_(queue.mutex()), running_(running) { running_ = true; }
+  ~Running() { running_ = false; }
+  Running(const Running &) = delete;
+  Running &operator=(const Running &) = delete;
+
+ private:
+  std::lock_guard<std::mutex> lock_;
+  std::atomic<bool> &running_;
+};
+
 }  // namespace
 
-Session::Session(std::shared_ptr<const Program> program, const SessionOptions &options)
+Session::Session(std::shared_ptr<const Program> program, const SessionOptions &options, std::shared_ptr<Queue> queue)
     : program_(std::move(program)),
-      device_(Device::open(options.backend, options.device)),
-      pool_(device_->is_host() ? options.threads : 1),
+      queue_(queue != nullptr ? std::move(queue)
+                              : std::make_shared<Queue>(options.backend, options.device, options.threads, options.plan_only)),
+      device_(queue_->device()),
       graphs_enabled_(options.graphs) {
   verify(*program_, device_->is_host() ? 1 : kDeviceStreams);
   device_->activate();
   index_names();
   lay_out_tensors();
-  uint32_t num_streams = 1;
-  for (const Instruction &instruction : program_->instructions()) num_streams = std::max(num_streams, instruction.stream + 1);
-  for (uint32_t i = 0; i < num_streams; ++i) {
-    if (!device_->is_host() && !options.plan_only) streams_.emplace_back(device_);
-    stream_handles_.push_back({&pool_, streams_.empty() ? nullptr : streams_.back().native()});
-  }
-  workspace_sizes_.resize(num_streams);
+  uint32_t count = 1;
+  for (const Instruction &instruction : program_->instructions()) count = std::max(count, instruction.stream + 1);
+  workspace_sizes_.resize(count);
+  std::lock_guard lock(queue_->mutex());  // streams and scratch memory are asked for, and preparing may use the threads
   choose_kernels();
   if (options.plan_only) return;
   prepare();  // first: what it measures may take memory for a while, as much of it whatever the arenas need
@@ -56,22 +66,13 @@ Session::Session(std::shared_ptr<const Program> program, const SessionOptions &o
   for (const Instruction &instruction : program_->instructions()) {
     for (int32_t waited : instruction.waits) signals_.try_emplace(static_cast<size_t>(waited), device_, false);
   }
-  for (uint32_t i = 0; i < num_streams; ++i) joins_.emplace_back(device_, false);
+  for (uint32_t i = 0; i < count; ++i) joins_.emplace_back(device_, false);
   ran_.resize(program_->entries().size());
   graphs_.resize(program_->entries().size());
 }
 
 // What is on the streams uses the memory that goes.
-Session::~Session() { settle(); }
-
-void Session::settle() noexcept {
-  for (const Stream &stream : streams_) {
-    try {
-      device_->synchronize(stream.native());
-    } catch (const Error &) {  // told by whatever was run or read last
-    }
-  }
-}
+Session::~Session() { queue_->settle(); }
 
 void Session::index_names() {
   for (size_t i = 0; i < program_->storages().size(); ++i) storage_index_[program_->storages()[i].name] = i;
@@ -125,7 +126,7 @@ void Session::choose_kernels() {
       for (int32_t index : side) operands_.push_back(index < 0 ? &kAbsent : &tensors_[static_cast<size_t>(index)]);
     }
     const std::span<const sg_tensor *const> operands(operands_.data() + first, operands_.size() - first);
-    sg_call call = make_call(instruction.op, &stream_handles_[instruction.stream], operands.first(instruction.inputs.size()),
+    sg_call call = make_call(instruction.op, queue_->handle(instruction.stream), operands.first(instruction.inputs.size()),
                              operands.subspan(instruction.inputs.size()), instruction.attrs, error_);
     Choice choice;
     try {
@@ -141,19 +142,27 @@ void Session::choose_kernels() {
 }
 
 void Session::allocate() {
-  for (const Arena &arena : program_->arenas()) {
-    arenas_.emplace_back(device_, arena.bytes, "arena '" + std::string(arena.name) + "'");
+  std::vector<bool> kept(program_->arenas().size());
+  for (const Storage &storage : program_->storages()) {
+    if (!storage.external() && storage.always_live()) kept[static_cast<size_t>(storage.arena)] = true;
   }
-  for (size_t bytes : workspace_sizes_) workspaces_.emplace_back(device_, bytes, "the kernels' workspace");
+  for (size_t a = 0; a < kept.size(); ++a) {
+    const Arena &arena = program_->arenas()[a];
+    const std::string what = "arena '" + std::string(arena.name) + "'";
+    arenas_.push_back(kept[a] ? std::make_shared<const Memory>(device_, arena.bytes, what) : queue_->scratch(what, arena.bytes));
+  }
+  for (size_t s = 0; s < workspace_sizes_.size(); ++s) {
+    workspaces_.push_back(queue_->scratch("the kernels' workspace on stream " + std::to_string(s), workspace_sizes_[s]));
+  }
   for (size_t i = 0; i < steps_.size(); ++i) {
-    steps_[i].call.workspace = workspaces_[program_->instructions()[i].stream].data();
+    steps_[i].call.workspace = workspaces_[program_->instructions()[i].stream]->data();
     steps_[i].call.workspace_size = steps_[i].kernel.workspace_bytes();
   }
   for (size_t t = 0; t < tensors_.size(); ++t) {
     const Tensor &tensor = program_->tensors()[t];
     const Storage &storage = program_->storage_of(tensor);
     if (storage.external()) continue;
-    char *base = static_cast<char *>(arenas_[static_cast<size_t>(storage.arena)].data());
+    char *base = static_cast<char *>(arenas_[static_cast<size_t>(storage.arena)]->data());
     if (base != nullptr) tensors_[t].data = base + storage.offset + tensor.byte_offset;
     bound_[static_cast<size_t>(tensor.storage)] = true;
   }
@@ -187,8 +196,8 @@ void Session::bind(const std::string &name, void *data, uint64_t bytes, bool wri
                   "copy it to memory that is aligned to " + std::to_string(unit) + " bytes");
     }
   }
-  std::unique_lock lock(mutex_, std::try_to_lock);
-  if (!lock.owns_lock()) throw Error(where + " can't be bound while the session runs");
+  if (running_) throw Error(where + " can't be bound while the session runs");
+  std::lock_guard lock(queue_->mutex());
   for (size_t t : tensors_of_[index]) {
     if (bytes > 0) tensors_[t].data = static_cast<char *>(data) + program_->tensors()[t].byte_offset;
   }
@@ -249,29 +258,17 @@ const sg_tensor &Session::dense(const std::string &name, uint64_t offset, uint64
 }
 
 void Session::write(const std::string &name, uint64_t offset, const void *from, uint64_t bytes) {
-  std::lock_guard lock(mutex_);
-  char *to = static_cast<char *>(dense(name, offset, bytes).data) + offset;
-  if (bytes == 0) return;
-  if (device_->is_host()) {
-    std::memcpy(to, from, bytes);
-  } else {
-    device_->upload(to, from, bytes, streams_[0]);
-  }
+  std::lock_guard lock(queue_->mutex());
+  queue_->write(static_cast<char *>(dense(name, offset, bytes).data) + offset, from, bytes);
 }
 
 void Session::read(const std::string &name, uint64_t offset, void *to, uint64_t bytes) {
-  std::lock_guard lock(mutex_);
-  const char *from = static_cast<const char *>(dense(name, offset, bytes).data) + offset;
-  if (bytes == 0) return;
-  if (device_->is_host()) {
-    std::memcpy(to, from, bytes);
-  } else {
-    device_->download(to, from, bytes, streams_[0]);
-  }
+  std::lock_guard lock(queue_->mutex());
+  queue_->read(to, static_cast<const char *>(dense(name, offset, bytes).data) + offset, bytes);
 }
 
 void Session::synchronize() {
-  for (const Stream &stream : streams_) device_->synchronize(stream.native());
+  queue_->synchronize();
 }
 
 void Session::check_bound(const Entry &entry) const {
@@ -306,7 +303,7 @@ void Session::issue_now(const Entry &entry, Around &&around) {
   try {
     issue(entry, around);
   } catch (...) {
-    settle();
+    queue_->settle();
     throw;
   }
 }
@@ -315,11 +312,11 @@ void Session::issue_now(const Entry &entry, Around &&around) {
 // follows what was on stream 0 before. around(i, run) runs instruction i.
 template <class Around>
 void Session::issue(const Entry &entry, Around &&around) {
-  std::vector<bool> used(streams_.size());
-  if (streams_.size() > 1) joins_[0].record(streams_[0]);
+  std::vector<bool> used(num_streams());
+  if (num_streams() > 1) joins_[0].record(queue_->stream(0));
   for (size_t i = entry.first; i < size_t{entry.first} + entry.count; ++i) {
     const Instruction &instruction = program_->instructions()[i];
-    const Stream &stream = streams_[instruction.stream];
+    const Stream &stream = queue_->stream(instruction.stream);
     if (instruction.stream != 0 && !used[instruction.stream]) {
       used[instruction.stream] = true;
       joins_[0].wait(stream);
@@ -328,10 +325,10 @@ void Session::issue(const Entry &entry, Around &&around) {
     around(i, [&] { run_step(i, entry); });
     if (const auto signal = signals_.find(i); signal != signals_.end()) signal->second.record(stream);
   }
-  for (size_t s = 1; s < streams_.size(); ++s) {
+  for (uint32_t s = 1; s < num_streams(); ++s) {
     if (!used[s]) continue;
-    joins_[s].record(streams_[s]);
-    joins_[s].wait(streams_[0]);
+    joins_[s].record(queue_->stream(s));
+    joins_[s].wait(queue_->stream(0));
   }
 }
 
@@ -354,10 +351,10 @@ void Session::run_on_device(const Entry &entry) {
   const size_t index = index_of(entry);
   device_->activate();
   if (graphs_[index] == nullptr && ran_[index] && why_not_recorded(entry.name).empty()) {
-    graphs_[index] = std::make_unique<Graph>(device_, streams_[0], [&] { issue(entry, [](size_t, auto &&run) { run(); }); });
+    graphs_[index] = std::make_unique<Graph>(device_, queue_->stream(0), [&] { issue(entry, [](size_t, auto &&run) { run(); }); });
   }
   if (graphs_[index] != nullptr) {
-    graphs_[index]->launch(streams_[0]);
+    graphs_[index]->launch(queue_->stream(0));
   } else {
     issue_now(entry, [](size_t, auto &&run) { run(); });
   }
@@ -366,7 +363,7 @@ void Session::run_on_device(const Entry &entry) {
 
 void Session::run(const std::string &name) {
   const Entry &wanted = entry(name);
-  std::lock_guard lock(mutex_);
+  const Running running(*queue_, running_);
   check_bound(wanted);
   error_[0] = '\0';
   if (!device_->is_host()) return run_on_device(wanted);
@@ -378,7 +375,7 @@ void Session::run(const std::string &name) {
 std::vector<double> Session::profile(const std::string &name) {
   using Clock = std::chrono::steady_clock;
   const Entry &wanted = entry(name);
-  std::lock_guard lock(mutex_);
+  const Running running(*queue_, running_);
   check_bound(wanted);
   error_[0] = '\0';
   std::vector<double> seconds;
@@ -402,18 +399,18 @@ std::vector<double> Session::profile(const std::string &name) {
     ends.emplace_back(device_, true);
   }
   const auto timed = [&](size_t i, auto &&run) {
-    const Stream &stream = streams_[program_->instructions()[i].stream];
+    const Stream &stream = queue_->stream(program_->instructions()[i].stream);
     begins[i - wanted.first].record(stream, true);
     run();
     ends[i - wanted.first].record(stream, true);
   };
   if (why_not_recorded(name).empty()) {
-    const Graph graph(device_, streams_[0], [&] { issue(wanted, timed); });
-    graph.launch(streams_[0]);
-    device_->synchronize(streams_[0].native());
+    const Graph graph(device_, queue_->stream(0), [&] { issue(wanted, timed); });
+    graph.launch(queue_->stream(0));
+    device_->synchronize(queue_->stream(0).native());
   } else {
     issue_now(wanted, timed);
-    device_->synchronize(streams_[0].native());
+    device_->synchronize(queue_->stream(0).native());
   }
   for (uint32_t i = 0; i < wanted.count; ++i) seconds.push_back(ends[i].seconds_since(begins[i]));
   return seconds;

@@ -1,10 +1,10 @@
 // A program bound to a device: kernels chosen and prepared, memory allocated, external storages attached.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -14,8 +14,8 @@
 #include "error.h"
 #include "memory.h"
 #include "program.h"
+#include "queue.h"
 #include "registry.h"
-#include "thread_pool.h"
 
 namespace surogate {
 
@@ -29,8 +29,10 @@ struct SessionOptions {
 
 class SUROGATE_API Session {
  public:
-  // Verifies the program and chooses its kernels; throws Error.
-  Session(std::shared_ptr<const Program> program, const SessionOptions &options);
+  // Verifies the program and chooses its kernels; throws Error. With a queue of its own, or on one that other sessions
+  // use too: then backend, device and threads are the queue's. Sessions of one queue share the kernels' workspace, and
+  // arenas of one name in which nothing is kept from one run to the next (no persistent storage and no input).
+  Session(std::shared_ptr<const Program> program, const SessionOptions &options, std::shared_ptr<Queue> queue = nullptr);
   ~Session();
   Session(const Session &) = delete;
   Session &operator=(const Session &) = delete;
@@ -49,7 +51,7 @@ class SUROGATE_API Session {
   void read(const std::string &name, uint64_t offset, void *to, uint64_t bytes);
 
   // Runs an entry. On a device it only has begun when this returns: reads wait for it, as does `synchronize`. One run at
-  // a time: a second thread waits for the first. Throws Error.
+  // a time on a queue: a second thread waits for the first. Throws Error.
   void run(const std::string &entry);
   void synchronize();
 
@@ -57,13 +59,14 @@ class SUROGATE_API Session {
   std::vector<double> profile(const std::string &entry);
 
   const Program &program() const { return *program_; }
+  const std::shared_ptr<Queue> &queue() const { return queue_; }
   const std::shared_ptr<Device> &device() const { return device_; }
   const Entry &entry(const std::string &name) const;
   const Choice &choice(size_t instruction) const { return steps_[instruction].choice; }
   std::string tuning(size_t instruction) const;  // what its kernel decided by measuring, or ""
   size_t workspace_bytes(size_t instruction) const { return steps_[instruction].kernel.workspace_bytes(); }
   size_t workspace_bytes() const;
-  int32_t threads() const { return pool_.num_workers(); }
+  int32_t threads() const { return queue_->threads(); }
   // Why an entry is run instruction by instruction; "" where it is recorded.
   std::string why_not_recorded(const std::string &entry) const;
 
@@ -76,6 +79,7 @@ class SUROGATE_API Session {
         : call(call), choice(std::move(chosen)), kernel(choice.kernel, this->call) {}
   };
 
+  uint32_t num_streams() const { return static_cast<uint32_t>(workspace_sizes_.size()); }
   void lay_out_tensors();
   void choose_kernels();
   void allocate();
@@ -90,18 +94,17 @@ class SUROGATE_API Session {
   template <class Around>
   void issue_now(const Entry &entry, Around &&around);
   void run_on_device(const Entry &entry);
-  void settle() noexcept;  // waits for every stream, whatever it reports
   [[noreturn]] void fail(size_t instruction, const Entry &entry, const Error &error) const;
 
   std::shared_ptr<const Program> program_;
+  std::shared_ptr<Queue> queue_;  // outlives the calls that name its streams and the graphs that run on them
   std::shared_ptr<Device> device_;
-  ThreadPool pool_;
   bool graphs_enabled_;
   bool prepared_ = false;
   char error_[kErrorSize] = "";
 
-  std::vector<Memory> arenas_;
-  std::vector<Memory> workspaces_;                // for each stream
+  std::vector<std::shared_ptr<const Memory>> arenas_;
+  std::vector<std::shared_ptr<const Memory>> workspaces_;  // for each stream
   std::vector<size_t> workspace_sizes_;           // for each stream
   std::vector<sg_tensor> tensors_;                // parallel to the program's
   std::vector<std::vector<size_t>> tensors_of_;   // for each storage: its tensors
@@ -110,11 +113,8 @@ class SUROGATE_API Session {
   std::vector<std::vector<size_t>> externals_;    // for each entry: the external storages that it uses
   std::vector<const sg_tensor *> operands_;       // what the calls' operand lists point into
   std::unordered_map<std::string, size_t> storage_index_, tensor_index_, entry_index_;
-  std::mutex mutex_;                              // held while an entry runs and while memory is attached
+  std::atomic<bool> running_{false};
 
-  // Streams outlive the calls that name them and the graphs that run on them.
-  std::vector<Stream> streams_;                   // of the device; none on the host
-  std::deque<sg_stream> stream_handles_;          // one a stream; one on the host
   std::deque<Step> steps_;                        // a deque: calls are pointed at and must not move
   std::unordered_map<size_t, Event> signals_;     // instructions that another stream waits for
   std::vector<Event> joins_;                      // for each stream: begin of an entry (0), or its end on that stream

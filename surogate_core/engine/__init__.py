@@ -9,12 +9,13 @@ from __future__ import annotations
 from ..errors import EngineError
 from .library import cpu_features, kernels, libraries, load, load_backend, load_library, register_library
 from .ops import run_op
-from .session import Memory, Session, default_threads, device_info, plan
+from .session import Memory, Queue, Session, default_threads, device_info, plan
 from .tuning import Tuning, with_choices
 
 __all__ = [
     "EngineError",
     "Memory",
+    "Queue",
     "Session",
     "Tuning",
     "cpu_features",

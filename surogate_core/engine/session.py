@@ -56,22 +56,58 @@ class Memory:
         self.native.read(array, offset)
 
 
+class Queue:
+    """Where sessions run: a device, its streams and the host's threads. Sessions opened on one queue run one at a time, in
+    the order of the calls, and share the kernels' workspace and every arena in which nothing is kept from one run to the
+    next: what they computed there is gone once another of them runs. Open the largest first, so that the memory it needs
+    serves the others too."""
+
+    __slots__ = ("native",)
+
+    def __init__(self, backend: str = "cpu", device: int = 0, threads: int | None = None) -> None:
+        """`threads` counts the thread that runs sessions; None: every processor this process may use. Raises
+        :class:`EngineError`."""
+        self.native = backend_module(backend).open_queue(backend, device, threads or default_threads())
+
+    @property
+    def backend(self) -> str:
+        return self.native.backend()
+
+    @property
+    def device(self) -> int:
+        return self.native.device()
+
+    @property
+    def threads(self) -> int:
+        return self.native.threads()
+
+    def synchronize(self) -> None:
+        """Waits for everything that was run."""
+        self.native.synchronize()
+
+
 class Session:
     """A program, verified, with a kernel chosen and prepared for every instruction and its arenas allocated.
 
     `program`: the bytes of a program file (any object with the buffer protocol). `threads` counts the thread that calls
     :meth:`run`; None takes every processor this process may use. `device`: which one of the backend's devices.
     `graphs`: on a device, record an entry at its second run and launch the recording from then on; the results are the
-    same bits. Raises :class:`EngineError`.
+    same bits. `queue`: run there, beside other sessions; backend, device and threads are the queue's then, and those
+    arguments count for nothing. Raises :class:`EngineError`.
     """
 
     __slots__ = ("_native", "_session")
 
     def __init__(
-        self, program: Any, backend: str = "cpu", threads: int | None = None, device: int = 0, graphs: bool = True
+        self, program: Any, backend: str = "cpu", threads: int | None = None, device: int = 0, graphs: bool = True,
+        queue: Queue | None = None,
     ) -> None:
+        if queue is not None:
+            backend, device, threads = queue.backend, queue.device, queue.threads
         self._native = backend_module(backend)
-        self._session = self._native.open_session(program, backend, device, threads or default_threads(), graphs, False)
+        self._session = self._native.open_session(
+            program, backend, device, threads or default_threads(), graphs, False, None if queue is None else queue.native
+        )
 
     def bind(self, storage: str, buffer: Any) -> None:
         """Gives an external storage its memory, which the session keeps alive until another takes its place.
@@ -169,5 +205,5 @@ def plan(program: Any, backend: str = "cpu", threads: int | None = None, device:
     Returns instructions (as :meth:`Session.explain`) and arenas, workspace, external (as :meth:`Session.memory`). The
     program is verified on the way. Raises :class:`EngineError`.
     """
-    session = backend_module(backend).open_session(program, backend, device, threads or default_threads(), False, True)
+    session = backend_module(backend).open_session(program, backend, device, threads or default_threads(), False, True, None)
     return {"instructions": session.explain(), **session.memory()}
