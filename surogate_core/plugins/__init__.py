@@ -5,14 +5,28 @@ from __future__ import annotations
 from ..errors import PluginError
 from .hookspecs import Register, hookimpl
 from .manager import PluginManager, PluginReport, get_manager
-from .records import Backend, OutputEvent, OutputParser, OutputStream, Strategy, Tracker, TrackerFactory
+from .records import (
+    Backend,
+    CallProgress,
+    CallReader,
+    CallSyntax,
+    Marker,
+    OutputFormat,
+    OutputState,
+    Strategy,
+    Tracker,
+    TrackerFactory,
+)
 from .registry import Registry
 
 __all__ = [
     "Backend",
-    "OutputEvent",
-    "OutputParser",
-    "OutputStream",
+    "CallProgress",
+    "CallReader",
+    "CallSyntax",
+    "Marker",
+    "OutputFormat",
+    "OutputState",
     "PluginError",
     "PluginManager",
     "PluginReport",

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ..errors import PluginError
-from .records import KERNEL_CAPSULES, Backend, Strategy
+from .records import KERNEL_CAPSULES, Backend, OutputFormat, Strategy
 
 
 def _describe(item: object) -> str:
@@ -24,13 +24,6 @@ def require_type(noun: str, name: str, item: object, expected: type) -> None:
     own = getattr(item, "name", name)
     if own != name:
         raise PluginError(f"{noun} {name!r} calls itself {own!r}", "Register it under its own name.")
-
-
-def require_methods(noun: str, name: str, item: object, *methods: str) -> None:
-    """`item` has all of `methods`."""
-    missing = [method for method in methods if not callable(getattr(item, method, None))]
-    if missing:
-        raise PluginError(f"{noun} {name!r} ({_describe(item)}) has no method {', '.join(missing)}")
 
 
 def check_family(name: str, item: object) -> None:
@@ -83,10 +76,7 @@ def check_kernel_library(name: str, item: object) -> None:
 
 
 def check_parser(name: str, item: object) -> None:
-    require_methods("parser", name, item, "start")
-    kind = getattr(item, "kind", None)
-    if kind not in ("reasoning", "tool_calls"):
-        raise PluginError(f"parser {name!r} has kind {kind!r}, which must be 'reasoning' or 'tool_calls'")
+    require_type("format of answers", name, item, OutputFormat)
 
 
 def check_dataset_format(name: str, item: object) -> None:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import pluggy
 
-from .records import Backend, CliCommand, KernelLibrary, OutputParser, Strategy, TrackerFactory
+from .records import Backend, CliCommand, KernelLibrary, OutputFormat, Strategy, TrackerFactory
 
 if TYPE_CHECKING:
     from ..data.formats import DatasetFormat
@@ -121,12 +121,13 @@ def surogate_strategies(register: Register[Strategy]) -> None:
 
 
 @hookspec
-def surogate_parsers(register: Register[OutputParser]) -> None:
-    """Parsers of generated text: reasoning and tool calls.
+def surogate_parsers(register: Register[OutputFormat]) -> None:
+    """Formats of answers: how reasoning and tool calls are told from the rest.
 
-    `register(name, parser)`: `name` is what a family's defaults and `surogate serve` say. A parser starts one stream
-    per answer, takes text in pieces of any size and yields events; the events do not depend on how the text was cut.
-    Checked: `kind` is "reasoning" or "tool_calls", and `start` can be called.
+    `register(name, format)`: `name` is what `surogate serve --parser` says ("hermes"). An `OutputFormat` declares the
+    markers (tokens or texts) that change what the text is, how the body of a call is read and written, and by which
+    features of a chat template it is found. The server's one pipeline reads every format, streaming or not.
+    Checked: it is an `OutputFormat`, and carries the name it is registered under.
     """
 
 

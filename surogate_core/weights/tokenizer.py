@@ -164,6 +164,16 @@ class Tokenizer:
         """The id of the token spelled so, or None."""
         return self._backend.token_to_id(text)
 
+    @cached_property
+    def added_tokens(self) -> dict[str, int]:
+        """Ids, by their spelling, of the tokens that are matched in a text before it is cut: special ones and others."""
+        return {token.content: number for number, token in self._added.items()}
+
+    @cached_property
+    def special_tokens(self) -> frozenset[str]:
+        """Spellings of the added tokens that ``parse_special`` is about."""
+        return frozenset(token.content for token in self._added.values() if token.special)
+
     # -- saving ------------------------------------------------------------------------------------------------------
 
     def save_hf(self, folder: str | Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from surogate_core.errors import PluginError
-from surogate_core.plugins import PluginManager, Strategy, builtin, hookimpl, hookspecs
+from surogate_core.plugins import OutputFormat, PluginManager, Strategy, builtin, hookimpl, hookspecs
 from surogate_core.plugins.checks import KINDS
 
 DOCS = Path(__file__).parents[2] / "docs" / "plugins"
@@ -227,10 +227,10 @@ def test_kernel_libraries_are_files_or_rightly_named_capsules(tmp_path):
 
 
 def test_parsers_trackers_and_commands_are_checked():
-    with pytest.raises(PluginError, match="no method start"):
+    with pytest.raises(PluginError, match="not a surogate_core.plugins.records.OutputFormat"):
         KINDS["surogate_parsers"][1]("think", object())
-    with pytest.raises(PluginError, match="kind None"):
-        KINDS["surogate_parsers"][1]("think", type("P", (), {"start": print})())
+    with pytest.raises(PluginError, match="calls itself 'thought'"):
+        KINDS["surogate_parsers"][1]("think", OutputFormat("thought"))
     with pytest.raises(PluginError, match="cannot be called"):
         KINDS["surogate_trackers"][1]("board", 5)
     with pytest.raises(PluginError, match="neither a function nor a typer.Typer"):

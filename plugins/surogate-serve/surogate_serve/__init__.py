@@ -1,3 +1,13 @@
 """Serving for Surogate: an HTTP face with the APIs of OpenAI and Anthropic before the core's native engine loop."""
 
 from __future__ import annotations
+
+from surogate_core.plugins import hookimpl
+
+
+@hookimpl
+def surogate_parsers(register):
+    from .parsers import FORMATS
+
+    for name, output_format in FORMATS.items():
+        register(name, output_format)

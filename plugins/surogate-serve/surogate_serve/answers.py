@@ -1,0 +1,153 @@
+"""From a model's tokens to what every API tells of an answer: each choice's text goes through one stream of the model's parser,
+and each choice ends with one `Finished`, whatever happened."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+from .parsers import OutputStream, Parser
+from .types import Content, Delta, Event, Finished, Generation, Prompt, Reasoning, TokenLogprob, ToolCallEnd, Usage
+
+ToolChoice = str | Mapping[str, Any]
+"""ToolChoice: "auto", "none", "required", or {"type": "function", "function": {"name": ...}}."""
+
+
+class Answering(Protocol):
+    """What of a served model is needed here."""
+
+    parser: Parser
+
+    def generate(self, generation: Generation) -> AsyncIterator[Delta]:
+        """An asynchronous generator of the request's deltas; closing it cancels the request."""
+
+
+async def answers(
+    model: Answering,
+    prompt: Prompt,
+    generation: Generation,
+    tools: Sequence[Mapping[str, Any]] = (),
+    tool_choice: ToolChoice = "auto",
+    parser: Parser | None = None,
+    parallel: bool = True,
+) -> AsyncIterator[Event | Usage]:
+    """The events of all choices as they come, then one `Usage`.
+
+    tools: definitions as {"type": "function", "function": {"name", "description", "parameters"}}; without any, or with
+    tool_choice "none", what looks like a call is content. parser: the model's own where None. parallel: without it, a choice
+    ends with its first call. Every choice gets exactly one `Finished`: "tool_calls" where the model ended its turn after
+    calls that are all complete, else what the engine said. Closing the iterator cancels the request. Raises what
+    ``model.generate`` raises.
+    """
+    parser = parser or model.parser
+    offered = () if tool_choice == "none" else tuple(tools)
+    choices = [_Choice(parser.stream(index, prompt.tail, offered), parallel) for index in range(generation.n)]
+    usage = Usage(prompt_tokens=len(prompt.tokens))
+    deltas = model.generate(generation)
+    try:
+        async for delta in deltas:
+            usage.cached_tokens = max(usage.cached_tokens, delta.cached_tokens)
+            choice = choices[delta.choice]
+            for event in choice.take(delta):
+                yield event
+            if all(each.finished for each in choices):
+                break
+    finally:
+        close = getattr(deltas, "aclose", None)
+        if close is not None:
+            await close()
+    for choice in choices:
+        if not choice.finished:
+            for event in choice.end("error", error="the engine ended without finishing this answer"):
+                yield event
+    usage.completion_tokens = sum(choice.tokens for choice in choices)
+    usage.reasoning_tokens = sum(choice.reasoning_tokens for choice in choices)
+    yield usage
+
+
+class _Choice:
+    """One choice on its way: its parser, the log-probabilities that wait for their text, and its counts."""
+
+    def __init__(self, stream: OutputStream, parallel: bool) -> None:
+        self.stream, self.parallel = stream, parallel
+        self.tokens = self.reasoning_tokens = 0
+        self.finished = False
+        self._unread: deque[tuple[int, TokenLogprob | None]] = deque()  # tokens that no piece has named yet
+        self._waiting: list[TokenLogprob] = []  # of text that the parser holds back
+
+    def take(self, delta: Delta) -> list[Event]:
+        """The events of a delta. What comes after the choice's end is only counted by the engine, not here."""
+        if self.finished:
+            return []
+        self.tokens += len(delta.tokens)
+        logprobs = delta.logprobs or [None] * len(delta.tokens)
+        self._unread.extend(zip(delta.tokens, logprobs, strict=True))
+        events: list[Event] = []
+        for token, text in delta.pieces:
+            events += self._piece(token, text)
+            if self.stream.turn_ended or (not self.parallel and self.stream.complete_calls):
+                return [*_until_first_end(events, self.parallel), *self.end("stop")]
+        if delta.finish is not None:
+            self._count_unread()
+            events += self.end(delta.finish, delta.stop, delta.error)
+        return events
+
+    def end(self, finish: str, stop: str | int | None = None, error: str | None = None) -> list[Event]:
+        """What was held back, and the one `Finished`."""
+        self.finished = True
+        rest = self.stream.finish()
+        if not self.parallel and self.stream.complete_calls:
+            rest = []  # after the one call that was wanted
+        events = self._with_logprobs(rest)
+        # A stop string cuts an answer short; only the model's own end says that no call was still to come.
+        ended_turn = finish == "stop" and not isinstance(stop, str)
+        if ended_turn and self.stream.complete_calls and not self.stream.broken:
+            finish = "tool_calls"
+        done = Finished(self.stream.choice, finish, stop, error, self.tokens, self.reasoning_tokens)  # type: ignore[arg-type]
+        return [*events, done]
+
+    def _piece(self, token: int, text: str) -> list[Event]:
+        was_reasoning = self.stream.reasoning
+        read = 0
+        while self._unread:
+            own, logprob = self._unread.popleft()
+            read += 1
+            if logprob is not None:
+                self._waiting.append(logprob)
+            if own == token:
+                break
+        events = self.stream.feed(token, text)
+        if was_reasoning or self.stream.reasoning:
+            self.reasoning_tokens += read
+        events = self._with_logprobs(events)
+        if was_reasoning or not self.stream.in_content:
+            self._waiting.clear()
+        return events
+
+    def _count_unread(self) -> None:
+        """Tokens that made no text, such as the one that ends the answer."""
+        if self.stream.reasoning:
+            self.reasoning_tokens += len(self._unread)
+        self._unread.clear()
+
+    def _with_logprobs(self, events: list[Event]) -> list[Event]:
+        """The log-probabilities that waited go to the first content; those of other text are not told."""
+        result: list[Event] = []
+        for event in events:
+            if isinstance(event, Content):
+                event = replace(event, logprobs=tuple(self._waiting))
+                self._waiting.clear()
+            elif isinstance(event, Reasoning):
+                self._waiting.clear()
+            result.append(event)
+        return result
+
+
+def _until_first_end(events: list[Event], parallel: bool) -> list[Event]:
+    """Without parallel calls, nothing after the end of the first."""
+    for place, event in enumerate(events):
+        if not parallel and isinstance(event, ToolCallEnd):
+            return events[: place + 1]
+    return events

@@ -1,0 +1,204 @@
+"""Reading answers: what is told does not depend on how the text is cut, and nothing is lost or claimed that is not there."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from surogate_serve.parsers import FORMATS, Parser
+from surogate_serve.types import Content, Reasoning, ToolCallArguments, ToolCallBegin, ToolCallEnd
+
+TOOLS = [
+    {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}} for name in ("weather", "add")
+]
+
+
+class Tokens:
+    """Markers that are tokens of their own, numbered from 1000 on."""
+
+    def __init__(self, *texts: str) -> None:
+        self.added_tokens = {text: 1000 + i for i, text in enumerate(texts)}
+
+
+def read(parser, pieces, tools=TOOLS, tail=""):
+    """Events of (token, text) pieces, neighbours joined; call ids left out."""
+    stream = parser.stream(0, tail, tools)
+    events = [event for token, text in pieces for event in stream.feed(token, text)] + stream.finish()
+    return joined(events), stream
+
+
+def joined(events):
+    result = []
+    for event in events:
+        match event:
+            case Content():
+                new = ["content", event.text]
+            case Reasoning():
+                new = ["reasoning", event.text]
+            case ToolCallBegin():
+                new = ["begin", event.index, event.name]
+            case ToolCallArguments():
+                new = ["arguments", event.text]
+            case ToolCallEnd():
+                new = ["end", event.index]
+        if result and new[0] == result[-1][0] and new[0] in ("content", "reasoning", "arguments"):
+            result[-1][1] += new[1]
+        else:
+            result.append(new)
+    return result
+
+
+def text_of(name, text, tools=TOOLS, tail=""):
+    return read(Parser(FORMATS[name]), [(0, text)], tools, tail)[0]
+
+
+WEATHER = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome", "days": 3}}\n</tool_call>'
+
+
+def test_hermes_tells_reasoning_content_and_calls():
+    events = text_of("hermes", f"<think>\nHm.\n</think>\n\nLet me see.\n{WEATHER}\n{WEATHER}")
+    call = ["arguments", '{"city": "Rome", "days": 3}']
+    assert events == [
+        ["reasoning", "Hm."], ["content", "Let me see."],
+        ["begin", 0, "weather"], call, ["end", 0], ["begin", 1, "weather"], call, ["end", 1],
+    ]  # fmt: skip
+
+
+def test_without_tools_a_call_is_text():
+    assert text_of("hermes", WEATHER, tools=[]) == [["content", WEATHER]]
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments"),
+    [
+        ('{"arguments": {"a": 1}, "name": "add"}', '{"a": 1}'),
+        ('{"name": "add", "parameters": {"a": 1}}', '{"a": 1}'),
+        ('{"name": "add", "arguments": "{\\"a\\": 1}"}', '{"a": 1}'),
+        ('{"name": "add"}', "{}"),
+        ('{"name": "add", "arguments": null}', "{}"),
+        ('{"name": "add", "arguments": {"a": "x\ny"}}', '{"a": "x\\ny"}'),
+        ('{"name": "add", "arguments": {"a": "it\\\'s \\d"}}', '{"a": "it\'s \\\\d"}'),
+        ('{"type": "function", "id": 7, "name": "add", "arguments": {}}', "{}"),
+    ],
+)
+def test_ways_to_write_a_json_call(text, arguments):
+    assert text_of("hermes", f"<tool_call>{text}</tool_call>") == [["begin", 0, "add"], ["arguments", arguments], ["end", 0]]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["not JSON", '{"name": 5}', '{"arguments": {}}', '{"name": "add", "arguments": [1]}', "{", '{"name": "add", "argu', "[]"],
+)
+def test_a_body_that_is_no_call_comes_out_as_it_is(text):
+    events, stream = read(Parser(FORMATS["hermes"]), [(0, f"So: <tool_call>{text}</tool_call> done")])
+    assert "".join(text for kind, text in events if kind == "content").startswith(f"So: <tool_call>{text}")
+    assert stream.complete_calls == 0
+
+
+def test_a_call_cut_short_is_begun_and_never_ended():
+    events, stream = read(Parser(FORMATS["hermes"]), [(0, '<tool_call>{"name": "add", "arguments": {"a": 1')])
+    assert events == [["begin", 0, "add"], ["arguments", '{"a": ']]
+    assert stream.broken and not stream.complete_calls
+
+
+def test_a_missing_closing_marker_does_not_undo_a_call():
+    events, stream = read(Parser(FORMATS["hermes"]), [(0, '<tool_call>{"name": "add", "arguments": {}}')])
+    assert events[-1] == ["end", 0] and stream.complete_calls == 1 and not stream.broken
+
+
+def test_a_missing_brace_before_the_closing_token_is_forgiven():
+    pieces = [(1000, ""), (0, '{"name": "add", "arguments": {}'), (1001, "")]
+    events, stream = read(Parser(FORMATS["hermes"], Tokens("<tool_call>", "</tool_call>")), pieces)
+    assert events[-1] == ["end", 0] and not stream.broken
+
+
+def test_markers_that_are_tokens_are_not_matched_by_text():
+    parser = Parser(FORMATS["hermes"], Tokens("<think>", "</think>", "<tool_call>", "</tool_call>"))
+    text = f"<think>no</think>{WEATHER}"
+    assert read(parser, [(0, text)])[0] == [["content", text]]
+    pieces = [(1000, ""), (5, "a </think> b"), (1001, ""), (6, "\n\nyes")]
+    assert read(parser, pieces)[0] == [["reasoning", "a </think> b"], ["content", "yes"]]
+
+
+def test_a_prompt_that_opened_the_reasoning():
+    assert text_of("think", "Hm.</think>Yes", tail="<|im_start|>assistant\n<think>\n") == [["reasoning", "Hm."], ["content", "Yes"]]
+    closed = "<|im_start|>assistant\n<think>\n\n</think>\n\n"
+    assert text_of("think", "Yes", tail=closed) == [["content", "Yes"]]
+
+
+def test_reasoning_that_is_cut_short_or_inside_the_answer():
+    assert text_of("think", "<think>\nHm, <thi") == [["reasoning", "Hm, <thi"]]
+    assert text_of("think", "A <think>b</think> C") == [["content", "A"], ["reasoning", "b"], ["content", " C"]]
+    assert text_of("think", "A </think>B") == [["content", "AB"]]
+
+
+def test_a_token_that_ends_the_turn():
+    parser = Parser(FORMATS["hermes"], Tokens("<|im_end|>"))
+    events, stream = read(parser, [(0, "Hi "), (1000, "<|im_end|>"), (0, "user")])
+    assert events == [["content", "Hi "]] and stream.turn_ended
+
+
+# -- properties ----------------------------------------------------------------------------------------------------------
+
+PARTS = {
+    "hermes": ["<think>", "</think>", "<tool_call>", "</tool_call>", WEATHER, '{"name": "add", "arguments": {', '"a": [1, {"b": null}]',
+               "}}", "}", "text", " ", "\n\n", "<", "<tool", '"', "\\", "é", "🙂", "3.5", ","],
+}  # fmt: skip
+ANSWERS = {
+    "hermes": [f"<think>\nHm.\n</think>\n\nLet me see.\n{WEATHER}\n{WEATHER}", f"{WEATHER} and {WEATHER}.", "Just text <b>."],
+}
+CASES = sorted(PARTS)
+
+
+def pieces_of(text, cuts):
+    places = [0, *sorted(cut % (len(text) + 1) for cut in cuts), len(text)]
+    return [(0, text[a:b]) for a, b in zip(places, places[1:], strict=False)]
+
+
+@pytest.mark.parametrize("name", CASES)
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_any_cutting_gives_the_same(name, data):
+    text = "".join(data.draw(st.lists(st.sampled_from(PARTS[name]), max_size=14)))
+    tail = data.draw(st.sampled_from(["", "<think>"]))
+    parser = Parser(FORMATS[name])
+    whole = read(parser, [(0, text)], tail=tail)[0]
+    assert read(parser, pieces_of(text, data.draw(st.lists(st.integers(0, 500), max_size=12))), tail=tail)[0] == whole
+    assert read(parser, [(0, char) for char in text], tail=tail)[0] == whole
+    check_calls(whole)
+
+
+def check_calls(events):
+    """Every call that ended has one JSON object; only the last of unfinished ones is open; indices count up."""
+    arguments, begun = "", 0
+    for event in events:
+        if event[0] == "begin":
+            assert event[1] == begun
+            begun, arguments = begun + 1, ""
+        elif event[0] == "arguments":
+            arguments += event[1]
+        elif event[0] == "end":
+            assert isinstance(json.loads(arguments), dict) and event[1] == begun - 1
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_an_answer_cut_anywhere_is_well_formed(name):
+    for answer in ANSWERS[name]:
+        whole, _ = read(Parser(FORMATS[name]), [(0, answer)])
+        for end in range(len(answer)):
+            events, stream = read(Parser(FORMATS[name]), [(0, answer[:end])])
+            check_calls(events)
+            ends = sum(event[0] == "end" for event in events)
+            assert ends == stream.complete_calls <= sum(event[0] == "end" for event in whole)
+            assert stream.broken == (sum(event[0] == "begin" for event in events) > ends)
+
+
+@given(st.text(alphabet="ab <>/thinktool_c\n{}", max_size=60))
+@settings(max_examples=150, deadline=None)
+def test_text_without_markers_is_told_to_the_byte(text):
+    if any(marker in text for marker in ("<think>", "</think>", "<tool_call>", "</tool_call>")):
+        return
+    for name in CASES:
+        assert "".join(event[1] for event in text_of(name, text)) == text
