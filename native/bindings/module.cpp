@@ -8,6 +8,7 @@
 #include "loader.h"
 #include "registry.h"
 #include "run_op.h"
+#include "serving_parts.h"
 #include "session.h"
 
 namespace surogate::python {
@@ -110,6 +111,7 @@ NB_MODULE(_native, m) {
   m.def("run_op", &run_op_on, nb::arg("op"), nb::arg("inputs"), nb::arg("outputs"), nb::arg("attrs"),
         nb::arg("backend"), nb::arg("kernel"), nb::arg("threads"));
   bind_session(m);
+  bind_serving_parts(m);
 }
 
 }  // namespace surogate::python

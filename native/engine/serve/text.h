@@ -115,11 +115,12 @@ struct TextOptions {
 // The text of one choice. Buffers grow to what a choice holds back and are used again.
 class SUROGATE_API TextStream {
  public:
+  // No stops: a null pointer, or an empty StopStrings.
   TextStream(std::shared_ptr<const Tokenizer> tokenizer, std::shared_ptr<const StopStrings> stops, TextOptions options);
 
   // Appends the pieces that are certain now. with_text false: as if the token had no bytes (a stop token). True: a stop
-  // string is complete, the pieces end there (or before it) and nothing may follow. The stop string that ends first
-  // counts, and of those that end together the longest.
+  // string is complete, the pieces end there (or before it) and nothing may follow; tokens that lie wholly behind that
+  // end have none. The stop string that ends first counts, and of those that end together the longest.
   bool feed(int32_t token, Pieces &out, bool with_text = true);
 
   // The end of the tokens: appends all that was held back. An incomplete character becomes U+FFFD, as one more piece of
@@ -130,8 +131,8 @@ class SUROGATE_API TextStream {
 
  private:
   bool append(int32_t token);  // decoded_ goes to what is held; true: a stop string is complete
-  void release(Pieces &out);
-  void cut(size_t end, Pieces &out);
+  void release(size_t certain, Pieces &out);  // pieces that end within the first `certain` bytes of what is held
+  void cut(Pieces &out);                      // the pieces up to the stop string's begin or end
   void compact();
 
   std::shared_ptr<const Tokenizer> tokenizer_;
@@ -140,9 +141,9 @@ class SUROGATE_API TextStream {
   Utf8Decoder decoder_;
   std::string decoded_;
 
-  Pieces held_;                    // the first `begin_` bytes and `first_` pieces are out already
+  Pieces held_;                  // the first `begin_` bytes and `first_` pieces are out already
   size_t begin_ = 0, first_ = 0;
-  size_t stop_end_ = 0;            // in held_.text, once stop_ is set
+  size_t stop_end_ = 0;          // in held_.text, once stop_ is set
   int32_t state_ = 0, stop_ = -1, last_ = -1;
   bool matching_, finished_ = false;
 };
