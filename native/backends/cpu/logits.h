@@ -55,6 +55,14 @@ inline uint32_t at_least(vf a, vf b) {
   return static_cast<uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_GE_OQ)));
 #endif
 }
+// Lanes of `value` where a >= b, else 0.
+inline vf where_at_least(vf a, vf b, vf value) {
+#if defined(__AVX512F__)
+  return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a, b, _CMP_GE_OQ), value);
+#else
+  return _mm256_and_ps(value, _mm256_cmp_ps(a, b, _CMP_GE_OQ));
+#endif
+}
 inline uint32_t above(vf a, vf b) {
 #if defined(__AVX512F__)
   return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ);

@@ -3,9 +3,9 @@
 //
 // A batch of rows goes through three steps. In the first two a task is a piece of a row, so that one row already employs
 // every core: (1) penalties, bias and mask, and the largest logit, which ends a greedy row; (2) the weights' sum and, of
-// rows that are truncated, the candidates: what lies above a cut well below the likely tokens. In (3) a task is a row: the
-// thresholds of top_k, top_p and min_p are found among the candidates by their bits, eleven at a time, and the token is
-// drawn. Where the candidates turn out not to hold all that is kept, they are taken once more without the cut.
+// rows that are truncated, how many elements and how much weight lie above a few levels. In (3) a task is a row: the
+// highest level that holds all that is kept gives the candidates, among whose bits the thresholds of top_k, top_p and
+// min_p are found, eleven at a time; then the token is drawn.
 #include <algorithm>
 
 #include "logits.h"
@@ -16,7 +16,8 @@ namespace {
 
 enum { kMasked = 1, kBiased = 2, kPenalised = 4 };
 constexpr int32_t kTimes = (1 << 30) - 1;  // bits of a count that say how often an id was generated
-constexpr float kCut = 12.0f;              // candidates have at least e^-12 of the largest weight, at first
+constexpr int kLevels = 6;
+constexpr float kLevel[kLevels] = {-1.0f, -2.0f, -4.0f, -6.0f, -9.0f, -13.0f};  // logarithms of shares of the largest weight
 constexpr int64_t kBatchBytes = 16 << 20, kBatchRows = 16;
 
 struct Sampling {
@@ -27,6 +28,11 @@ struct Draw {
   int32_t top_k, flags, logprobs, target;
 };
 static_assert(sizeof(Sampling) == 32 && sizeof(Draw) == 32);
+
+struct Sums {
+  double weight;
+  float count_of[kLevels], weight_of[kLevels];  // of what is at least at the level; of truncated rows only
+};
 
 struct Candidates {
   float *logits, *weights;
@@ -41,10 +47,9 @@ struct Row {
   bool modified, truncated;
   Softmax softmax;
   float *adjusted;  // [V], where modified
-  Candidates candidates;  // those of a piece begin at the piece's first element
+  Candidates candidates;  // room for [V]
   Best *best;             // of every piece
-  double *mass;
-  int64_t *found;
+  Sums *sums;
 
   bool is_greedy() const { return !(sampling.temperature > 0.0f); }
   bool limits_count(int64_t width) const { return draw.top_k > 0 && draw.top_k < width; }
@@ -76,7 +81,10 @@ struct Operands {
   }
 };
 
-int64_t bytes_of_row(int64_t width) { return (width * 16 + logit_pieces(width) * 24 + 127) / 64 * 64; }
+int64_t bytes_of_row(int64_t width) {
+  const int64_t of_pieces = logit_pieces(width) * static_cast<int64_t>(sizeof(Sums) + sizeof(Best));
+  return (width * 16 + of_pieces + 127) / 64 * 64;
+}
 int64_t batch_of(int64_t rows, int64_t width) {
   return std::min(rows, std::clamp<int64_t>(kBatchBytes / bytes_of_row(width), 1, kBatchRows));
 }
@@ -93,9 +101,8 @@ Row open_row(const Operands &o, int64_t index, char *memory) {
   row.place = place >= 0 && place < o.places && !lacks ? place : -1;
   row.modified = (flags & (kMasked | kBiased | kPenalised)) != 0;
   row.truncated = row.limits_count(o.width) || row.limits_mass() || row.sampling.min_p > 0.0f;
-  row.mass = reinterpret_cast<double *>(memory);
-  row.found = reinterpret_cast<int64_t *>(row.mass + o.pieces);
-  row.best = reinterpret_cast<Best *>(row.found + o.pieces);
+  row.sums = reinterpret_cast<Sums *>(memory);
+  row.best = reinterpret_cast<Best *>(row.sums + o.pieces);
   row.adjusted = reinterpret_cast<float *>(row.best + o.pieces);
   row.candidates = {row.adjusted + o.width, row.adjusted + 2 * o.width,
                     reinterpret_cast<int32_t *>(row.adjusted + 3 * o.width)};
@@ -147,53 +154,82 @@ void prepare(const Operands &o, const Row &row, int64_t piece) {
 
 // ---- (2)
 
-// The weights of a piece: their sum and, where `row` is truncated, what is at or above the cut.
-void weigh(const Operands &o, const Row &row, int64_t piece, float cut) {
+void weigh(const Operands &o, const Row &row, int64_t piece) {
   const int64_t begin = o.begin(piece), n = o.size(piece);
+  Sums &sums = row.sums[piece];
   o.with_row(row, [&](auto *x) {
     if (!row.truncated) {
-      row.mass[piece] = sum_weights(x + begin, n, row.softmax, [](int64_t, vf, vf) {});
+      sums.weight = sum_weights(x + begin, n, row.softmax, [](int64_t, vf, vf) {});
       return;
     }
-    const vf least = vset(cut);
-    int64_t found = 0;
-    row.mass[piece] = sum_weights(x + begin, n, row.softmax, [&](int64_t i, vf logits, vf weights) {
-      uint32_t lanes = at_least(logits, least);
-      if (lanes == 0) return;
-      float of_logits[kLanes], of_weights[kLanes];
-      vstore(of_logits, logits);
-      vstore(of_weights, weights);
-      for (; lanes != 0; lanes &= lanes - 1, ++found) {
-        const int lane = __builtin_ctz(lanes);
-        row.candidates.logits[begin + found] = of_logits[lane];
-        row.candidates.weights[begin + found] = of_weights[lane];
-        row.candidates.ids[begin + found] = static_cast<int32_t>(begin + i + lane);
+    vf count[kLevels], weight[kLevels], level[kLevels];
+    for (int l = 0; l < kLevels; ++l) {
+      count[l] = weight[l] = vzero();
+      level[l] = vset(row.softmax.most + kLevel[l] * row.sampling.temperature);
+    }
+    sums.weight = sum_weights(x + begin, n, row.softmax, [&](int64_t, vf logits, vf weights) SG_FLATTEN {
+      for (int l = 0; l < kLevels; ++l) {
+        count[l] = vadd(count[l], where_at_least(logits, level[l], vset(1.0f)));
+        weight[l] = vadd(weight[l], where_at_least(logits, level[l], weights));
       }
     });
-    row.found[piece] = found;
+    for (int l = 0; l < kLevels; ++l) {
+      sums.count_of[l] = vsum(count[l]);
+      sums.weight_of[l] = vsum(weight[l]);
+    }
   });
-}
-
-// What a row's candidates have at least; the cut is a matter of speed alone.
-float first_cut(const Operands &o, const Row &row) {
-  const float most = row.softmax.most, temperature = row.sampling.temperature;
-  if (row.limits_count(o.width) || row.limits_mass()) return std::max(most - kCut * temperature, -FLT_MAX);
-  return std::max(most + temperature * std::log(std::min(row.sampling.min_p, 1.0f)), -FLT_MAX);
 }
 
 // ---- (3)
 
-// The pieces' candidates, moved together in their order; returns how many there are.
-int64_t join_candidates(const Operands &o, const Row &row) {
-  const Candidates &c = row.candidates;
-  int64_t count = row.found[0];
-  for (int64_t piece = 1; piece < o.pieces; ++piece) {
-    const int64_t begin = o.begin(piece), end = begin + row.found[piece];
-    std::copy(c.logits + begin, c.logits + end, c.logits + count);
-    std::copy(c.weights + begin, c.weights + end, c.weights + count);
-    std::copy(c.ids + begin, c.ids + end, c.ids + count);
-    count += row.found[piece];
+double total_weight(const Operands &o, const Row &row) {
+  double sum = 0.0;
+  for (int64_t piece = 0; piece < o.pieces; ++piece) sum += row.sums[piece].weight;
+  return sum;
+}
+
+float min_p_least(const Row &row) {
+  return row.softmax.most + row.sampling.temperature * std::log(std::min(row.sampling.min_p, 1.0f));
+}
+
+// What candidates have at least: a matter of speed, as long as all that is kept has it.
+float first_cut(const Operands &o, const Row &row, double total) {
+  if (!row.limits_count(o.width) && !row.limits_mass()) return std::max(min_p_least(row), -FLT_MAX);
+  const double wanted = row.sampling.top_p * total * (1.0 + 1e-5);
+  for (int l = 0; l < kLevels; ++l) {
+    double count = 0.0, weight = 0.0;
+    for (int64_t piece = 0; piece < o.pieces; ++piece) {
+      count += row.sums[piece].count_of[l];
+      weight += row.sums[piece].weight_of[l];
+    }
+    const bool enough = row.limits_count(o.width) ? count >= row.draw.top_k : weight >= wanted;
+    if (enough) return std::max(row.softmax.most + kLevel[l] * row.sampling.temperature, -FLT_MAX);
   }
+  return -FLT_MAX;
+}
+
+// Takes what is at least at the cut, in order of ids; returns how many there are.
+int64_t collect(const Operands &o, const Row &row, float cut) {
+  const Candidates &c = row.candidates;
+  const vf least = vset(cut);
+  int64_t count = 0;
+  o.with_row(row, [&](auto *x) {
+    for_vectors(o.width, [&](int64_t i, int m) SG_FLATTEN {
+      const vf logits = load_logits(x + i, m);
+      uint32_t lanes = at_least(logits, least);
+      if (lanes == 0) return;
+      float of_logits[kLanes];
+      vstore(of_logits, logits);
+      for (; lanes != 0; lanes &= lanes - 1, ++count) {
+        const int lane = __builtin_ctz(lanes);
+        c.logits[count] = of_logits[lane];
+        c.ids[count] = static_cast<int32_t>(i + lane);
+      }
+    });
+  });
+  for_vectors(count, [&](int64_t i, int m) SG_FLATTEN {
+    vstore_upto(c.weights + i, row.softmax.weights(vload_upto(c.logits + i, m)), m);
+  });
   return count;
 }
 
@@ -240,7 +276,7 @@ double uniform(const Draw &draw) {
 }
 
 // Sets *least to what a candidate must have to be kept; false where the candidates don't hold all that is kept.
-bool find_least(const Operands &o, const Row &row, int64_t count, double row_mass, bool all, float *least) {
+bool find_least(const Operands &o, const Row &row, int64_t count, double total, bool all, float *least) {
   const Candidates &c = row.candidates;
   *least = -INFINITY;
   if (row.limits_count(o.width)) {
@@ -250,7 +286,7 @@ bool find_least(const Operands &o, const Row &row, int64_t count, double row_mas
   if (row.limits_mass()) {
     double kept = 0.0;
     for (int64_t i = 0; i < count; ++i) kept += c.logits[i] >= *least ? c.weights[i] : 0.0f;
-    const double wanted = std::max(row.sampling.top_p, 0.0f) * (row.limits_count(o.width) ? kept : row_mass);
+    const double wanted = std::max(row.sampling.top_p, 0.0f) * (row.limits_count(o.width) ? kept : total);
     if (kept < wanted && !all) return false;
     const float counted = *least;
     const float likely = threshold(c.logits, count, wanted, [&](int64_t i) {
@@ -258,20 +294,18 @@ bool find_least(const Operands &o, const Row &row, int64_t count, double row_mas
     });
     *least = std::max(*least, likely);
   }
-  if (row.sampling.min_p > 0.0f) {
-    *least = std::max(*least, row.softmax.most + row.sampling.temperature * std::log(std::min(row.sampling.min_p, 1.0f)));
-  }
+  if (row.sampling.min_p > 0.0f) *least = std::max(*least, min_p_least(row));
   return true;
 }
 
-int32_t draw_truncated(const Operands &o, const Row &row, double row_mass) {
+int32_t draw_truncated(const Operands &o, const Row &row) {
   const Candidates &c = row.candidates;
-  int64_t count = join_candidates(o, row);
+  const double total = total_weight(o, row);
+  int64_t count = collect(o, row, first_cut(o, row, total));
   float least;
-  if (!find_least(o, row, count, row_mass, false, &least)) {
-    for (int64_t piece = 0; piece < o.pieces; ++piece) weigh(o, row, piece, -FLT_MAX);
-    count = join_candidates(o, row);
-    find_least(o, row, count, row_mass, true, &least);
+  if (!find_least(o, row, count, total, false, &least)) {  // as where less than top_k elements are finite
+    count = collect(o, row, -FLT_MAX);
+    find_least(o, row, count, total, true, &least);
   }
   double kept = 0.0, sum = 0.0;
   for (int64_t i = 0; i < count; ++i) kept += c.logits[i] >= least ? c.weights[i] : 0.0f;
@@ -312,17 +346,15 @@ int32_t draw_within(const T *x, int64_t begin, int64_t n, Softmax softmax, doubl
 }
 
 int32_t draw_row(const Operands &o, const Row &row) {
-  double row_mass = 0.0;
-  for (int64_t piece = 0; piece < o.pieces; ++piece) row_mass += row.mass[piece];
-  if (row.truncated) return draw_truncated(o, row, row_mass);
-  const double target = uniform(row.draw) * row_mass;
+  if (row.truncated) return draw_truncated(o, row);
+  const double target = uniform(row.draw) * total_weight(o, row);
   double before = 0.0, sum = 0.0;
   int64_t chosen = 0;
   for (int64_t piece = 0; piece < o.pieces; ++piece) {
-    if (row.mass[piece] == 0.0) continue;
+    if (row.sums[piece].weight == 0.0) continue;
     chosen = piece;
     before = sum;
-    sum += row.mass[piece];
+    sum += row.sums[piece].weight;
     if (sum > target) break;
   }
   return o.with_row(row, [&](auto *x) {
@@ -363,8 +395,7 @@ int32_t run(const sg_call *call) {
     }
     if (num_drawn > 0) {
       parallel_for(call, num_drawn * o.pieces, [&](int64_t task, int) {
-        const Row &row = *drawn[task / o.pieces];
-        weigh(o, row, task % o.pieces, row.truncated ? first_cut(o, row) : 0.0f);
+        weigh(o, *drawn[task / o.pieces], task % o.pieces);
       });
       parallel_for(call, num_drawn, [&](int64_t task, int) {
         o.sampled[drawn[task]->index] = draw_row(o, *drawn[task]);
