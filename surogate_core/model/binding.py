@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from ..dsl.module import Parameter
-from ..engine import Memory, Session, Tuning, with_choices
+from ..engine import Memory, Queue, Session, Tuning, with_choices
 from ..ir.graph import Graph
 from ..program import Program
 from ..weights.formats import FORMATS, byte_count
@@ -43,6 +43,7 @@ class FrozenWeights:
         self._held: dict[str, Any] = {}
         """By parameter: an array of the host, or `Memory` of the device."""
         self._adopted: set[str] = set()
+        self._constants: dict[tuple[str, int], Memory] = {}
 
     def stored(self, name: str, shape: tuple[int, ...]) -> StoredTensor:
         """Parameter ``name`` as the checkpoint has it. WeightError when it is missing or not of ``shape``."""
@@ -82,13 +83,13 @@ class FrozenWeights:
         self._held[name] = held
         return held
 
-    def _session(self, program: Program, threads: int | None, graphs: bool) -> Session:
+    def _session(self, program: Program, threads: int | None, graphs: bool, queue: Queue | None) -> Session:
         if self.backend == "cpu":
-            return Session(program.to_bytes(), self.backend, threads)
+            return Session(program.to_bytes(), self.backend, threads, queue=queue)
         tuning = Tuning.of_device(self.backend, self.device)
         if self.choices is not None:
             tuning.learn(self.choices)
-        session = Session(tuning.apply(program).to_bytes(), self.backend, threads, self.device, graphs)
+        session = Session(tuning.apply(program).to_bytes(), self.backend, threads, self.device, graphs, queue)
         if tuning.learn(with_choices(program, session)):
             tuning.save()
         return session
@@ -126,11 +127,20 @@ class FrozenWeights:
             self._held[name] = memory
         return self._held[name]
 
+    def _constant(self, name: str, array: np.ndarray) -> Memory:
+        """The memory of a constant that programs share; those of another length are another memory."""
+        memory = self._constants.get((name, array.nbytes))
+        if memory is None:
+            memory = self._constants[name, array.nbytes] = Memory(self.backend, array.nbytes, self.device)
+            memory.write(array)
+        return memory
+
     def open_session(
-        self, graph: Graph, program: Program, threads: int | None = None, graphs: bool = True
+        self, graph: Graph, program: Program, threads: int | None = None, graphs: bool = True, queue: Queue | None = None
     ) -> Session:
-        """A session of ``program``, emitted from ``graph``, with its frozen parameters bound and its constants written."""
-        session = self._session(program, threads, graphs)
+        """A session of ``program``, emitted from ``graph``, with its frozen parameters bound and its constants written, or
+        bound where the program has them outside."""
+        session = self._session(program, threads, graphs, queue)
         external = {storage.name for storage in program.external()}
         shapes = {name: tuple(value.shape) for name, value, _ in graph.instances()}
         for name, shape in shapes.items():
@@ -145,7 +155,9 @@ class FrozenWeights:
                 session.bind(f"weight.{name}", self._widened(name, widened.shape, {part: shapes[part] for part in parts}))
         read = {tensor.name for tensor in program.tensors}
         for name, (_, array) in graph.constants.items():
-            if name in read:  # the seed of the gradient is one that fused programs no longer read
+            if name in external:
+                session.bind(name, self._constant(name, array))
+            elif name in read:  # the seed of the gradient is one that fused programs no longer read
                 session.write(name, array)
         return session
 

@@ -65,6 +65,7 @@ KV_WRITE = Op(
     samples=samples_kv_write,
     # Rows are copied: only the conversion to a narrower cache rounds.
     tolerance=Tolerance(relative={"f32": 1e-7, "bf16": 4e-3}),
+    rows_apart=("k", "v"),
 )
 
 
@@ -163,6 +164,7 @@ PAGED_ATTENTION = Op(
     reference=reference_paged_attention,
     samples=samples_paged_attention,
     tolerance=Tolerance(relative={"f32": 4e-6, "bf16": 4e-3}, absolute=1e-6),
+    rows_apart=("q",),
 )
 
 OPS = (KV_WRITE, PAGED_ATTENTION)

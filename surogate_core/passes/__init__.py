@@ -1,7 +1,9 @@
 """Graph -> graph rewrites, one file each. Every pass changes the graph in place, records its name and is checked."""
 
+from .adapter_bank import BankSpec, adapter_bank, bank_names
 from .autodiff import autodiff
 from .dead_code import dead_code
+from .feed_tokens import feed_tokens
 from .fuse import fuse
 from .fuse_low_rank import fuse_low_rank
 from .fuse_projections import fuse_projections
@@ -12,6 +14,6 @@ from .recompute import recompute
 from .widen_products import widen_products, widened_names
 
 __all__ = [
-    "LoraSpec", "RECIPES", "Recipe", "autodiff", "dead_code", "fuse", "fuse_low_rank", "fuse_projections", "lora",
-    "paged_kv", "precision", "recompute", "widen_products", "widened_names",
+    "BankSpec", "LoraSpec", "RECIPES", "Recipe", "adapter_bank", "autodiff", "bank_names", "dead_code", "feed_tokens", "fuse",
+    "fuse_low_rank", "fuse_projections", "lora", "paged_kv", "precision", "recompute", "widen_products", "widened_names",
 ]

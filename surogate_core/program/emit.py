@@ -15,7 +15,7 @@ Where values live:
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,7 +40,8 @@ class EmitOptions:
     dtype of each frozen parameter by full name. optimizer: what emits the update (None for a program that only runs
     forward). master, states: dtypes of what is kept of trained parameters, see `TrainedTypes`. prefetch: the stream
     on which copies of quantised weights are made for the products that read them, see `prefetch`; None: they are read as
-    stored."""
+    stored. outside: names of inputs, constants, states and outputs that are bound from outside, for programs that share
+    them. more: declares the entries that follow the graph's own."""
 
     bindings: Mapping[str, int]
     compute: str
@@ -49,6 +50,8 @@ class EmitOptions:
     master: str = "f32"
     states: str = "f32"
     prefetch: int | None = None
+    outside: Collection[str] = ()
+    more: Callable[[Emitter], None] | None = None
 
 
 def emit(graph: Graph, options: EmitOptions) -> Program:
@@ -60,7 +63,7 @@ def emit(graph: Graph, options: EmitOptions) -> Program:
 
 
 class Emitter:
-    """One emission. ``add_storage`` and ``add_tensor`` are what layouts of other modules declare theirs with."""
+    """One emission. ``add_storage``, ``add_tensor`` and ``add_entry`` are what other modules declare theirs with."""
 
     def __init__(self, graph: Graph, options: EmitOptions) -> None:
         self.graph, self.options = graph, options
@@ -85,6 +88,8 @@ class Emitter:
         self._place_fixed(calls)
         self._place_activations(calls)
         self._entries(calls)
+        if self.options.more is not None:
+            self.options.more(self)
         program = self.program
         program.arenas = [Arena(name, size) for name, size in self.arena_sizes.items()]
         program.fingerprint = hashlib.sha256(program.to_bytes()).digest()
@@ -190,7 +195,8 @@ class Emitter:
         value, layer = key
         shape = self._shape(value)
         if value.kind in (INPUT, CONSTANT):
-            storage = self.add_storage(value.name, "inputs", byte_count(value.dtype, shape), PERSISTENT | HOST_WRITTEN)
+            size, flags = byte_count(value.dtype, shape), PERSISTENT | HOST_WRITTEN
+            storage = self.add_storage(value.name, self._arena(value.name), size, flags)
             return self.add_tensor(value.name, storage, value.dtype, shape)
         if value.kind == PARAM:
             name = self.param_names[key]
@@ -203,9 +209,12 @@ class Emitter:
         if value.kind == GRAD:
             return self.trained.gradient_name(self.param_names[(value.of, layer)])
         name = value.name if layer is None else f"layers.{layer}.{value.name}"
-        arena = "inputs" if layer is None else None
+        arena = self._arena(name) if layer is None else None
         storage = self.add_storage(name, arena, byte_count(value.dtype, shape), PERSISTENT)
         return self.add_tensor(name, storage, value.dtype, shape)
+
+    def _arena(self, name: str) -> str | None:
+        return None if name in self.options.outside else "inputs"
 
     def _stored_dtype(self, name: str) -> str:
         parts = self.parts.get(name, (name,))
@@ -221,10 +230,15 @@ class Emitter:
     def _place_activations(self, calls: list[Call]) -> None:
         places = self.places
         lives = places.settle(calls, [self._key(v, None) for v in self.graph.outputs.values()])
-        self.activation_floor = lower_bound(list(lives.values()))
-        self.arena_sizes["activations"] = plan(list(lives.values()))
-        self.waits = waits(calls, lives)
-        for life in lives.values():
+        outside = {places.at(self._key(value, None))[0]: name for name, value in self.graph.outputs.items()
+                   if name in self.options.outside}
+        for key, name in outside.items():
+            lives[key].name = self.add_storage(name, None, lives[key].bytes, PERSISTENT)
+        inside = {key: life for key, life in lives.items() if key not in outside}
+        self.activation_floor = lower_bound(list(inside.values()))
+        self.arena_sizes["activations"] = plan(list(inside.values()))
+        self.waits = waits(calls, inside)
+        for life in inside.values():
             self.program.storages.append(Storage(life.name, "activations", life.offset, life.bytes))
         made = dict.fromkeys(k for c in calls for k in c.outputs if k is not None and k[0].kind == ACTIVATION)
         read = dict.fromkeys(k for c in calls for k in c.inputs if k is not None and k[0].kind == ACTIVATION)
@@ -243,14 +257,14 @@ class Emitter:
         program = self.program
         if "loss" in self.graph.outputs:
             targets = ["loss", *(["gradients"] if self.graph.grads else [])]
-            self._entry("begin", [Instruction("fill", (), (name,), (("value", 0.0),)) for name in targets])
+            self.add_entry("begin", [Instruction("fill", (), (name,), (("value", 0.0),)) for name in targets])
         first = len(program.instructions)
         waiting = {i: (first + waited,) for i, waited in self.waits.items()}
-        self._entry("micro_step" if self.graph.grads else "forward",
+        self.add_entry("micro_step" if self.graph.grads else "forward",
                     [self._instruction(call, waiting.get(i, ())) for i, call in enumerate(calls)])
         if self.options.optimizer is not None and self.graph.grads:
             copies = [*self.trained.copy(), *self.widened.refresh(self.options.compute)]
-            self._entry("update", [*self.trained.update(self, self.options.optimizer), *copies])
+            self.add_entry("update", [*self.trained.update(self, self.options.optimizer), *copies])
             if copies:  # also by themselves, for masters that were written from outside
                 program.entries.append(Entry("refresh", len(program.instructions) - len(copies), len(copies)))
         for name, value in self.graph.outputs.items():
@@ -260,7 +274,8 @@ class Emitter:
                 program.tensors.append(TensorEntry(name, entry.storage, entry.byte_offset, entry.dtype, entry.shape,
                                                    entry.strides))
 
-    def _entry(self, name: str, instructions: list[Instruction]) -> None:
+    def add_entry(self, name: str, instructions: list[Instruction]) -> None:
+        """Declares an entry at the end of the program."""
         self.program.entries.append(Entry(name, len(self.program.instructions), len(instructions)))
         self.program.instructions += instructions
 

@@ -1,4 +1,4 @@
-"""The text of two small programs, kept in golden/: a change of theirs is seen, and meant.
+"""The text of three small programs, kept in golden/: a change of theirs is seen, and meant.
 
 `pytest tests/program --update-golden` writes them anew; the difference is reviewed with the change that made it.
 """
@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from surogate_core.model import FrozenWeights, cached_program, training_program
+from surogate_core.model.serving import ServingShape, serving_graph, serving_program
 from surogate_core.passes import RECIPES, LoraSpec
 from surogate_core.program import Program
 from surogate_core.program.text import parse
@@ -43,7 +44,14 @@ def decoding() -> Program:
     return program
 
 
-@pytest.mark.parametrize("make", [training, decoding])
+def serving() -> Program:
+    loaded, recipe = models.model(), RECIPES["bf16"]
+    weights = StoredAsF32(loaded, "bf16")
+    graph = serving_graph(loaded, recipe, weights, max_positions=32)
+    return serving_program(graph, recipe, weights.dtypes(graph), ServingShape(4, 2, 3, 4, 2), 16)
+
+
+@pytest.mark.parametrize("make", [training, decoding, serving])
 def test_the_text_is_the_golden_one(make, request):
     program = make()
     text = program.text()
@@ -55,6 +63,6 @@ def test_the_text_is_the_golden_one(make, request):
         f"{golden.name} is not what is planned now; where that is meant: pytest tests/program --update-golden")
 
 
-@pytest.mark.parametrize("make", [training, decoding])
+@pytest.mark.parametrize("make", [training, decoding, serving])
 def test_the_same_model_gives_the_same_bytes(make):
     assert make().to_bytes() == make().to_bytes()
