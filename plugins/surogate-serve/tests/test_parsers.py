@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from surogate_serve.parsers import FORMATS, Parser
+from surogate_serve.parsers import FORMATS, Parser, choose_format
 from surogate_serve.types import Content, Reasoning, ToolCallArguments, ToolCallBegin, ToolCallEnd
 
 TOOLS = [
@@ -142,12 +143,33 @@ def test_a_token_that_ends_the_turn():
 
 # -- properties ----------------------------------------------------------------------------------------------------------
 
+JSON_PARTS = ['{"name": "add", "arguments": {', '{"name": "add", "parameters": {"a": 1}}', '{"name": "Bob", "age": 3}', '"a": [1, {"b": null}]',
+              "}}", "}", "{", "text", " ", "\n\n", "<", '"', "\\", "é", "🙂", "3.5", ",", ";"]  # fmt: skip
+LITERAL = "call:add{{a:{q}x, y}}{q},n:4,l:[1,{{b:true}},[]],o:{{}}}}"
+LITERAL_PARTS = ["call:add{", "call:", "a:", "n:4", ",", "[", "]", "{", "}", "true", '"x\\n"', "bare text", " ", "\n", "thought\n", "thou", "word"]
+
+
+def literal(quote, begin, end):
+    return begin + LITERAL.format(q=quote) + end
+
+
 PARTS = {
-    "hermes": ["<think>", "</think>", "<tool_call>", "</tool_call>", WEATHER, '{"name": "add", "arguments": {', '"a": [1, {"b": null}]',
-               "}}", "}", "text", " ", "\n\n", "<", "<tool", '"', "\\", "é", "🙂", "3.5", ","],
+    "plain": JSON_PARTS,
+    "hermes": ["<think>", "</think>", "<tool_call>", "</tool_call>", WEATHER, "<tool", *JSON_PARTS],
+    "llama3_json": ["<|python_tag|>", "<|python", *JSON_PARTS],
+    "functiongemma": ["<start_function_call>", "<end_function_call>", "<escape>", "<esc",
+                      literal("<escape>", "<start_function_call>", "<end_function_call>"), *LITERAL_PARTS],
+    "gemma4": ["<|tool_call>", "<tool_call|>", "<|channel>", "<channel|>", '<|"|>', '<|"', literal('<|"|>', "<|tool_call>", "<tool_call|>"),
+               *LITERAL_PARTS],
+    "gemma3": ["```tool_code\n", "```json\n", "```", "`", "add(", "[add(", "a=1", "b=['x)']", "weather(city='Rome')", ")", "]", *JSON_PARTS],
 }  # fmt: skip
 ANSWERS = {
+    "plain": ["<think>Just text.</think>"],
     "hermes": [f"<think>\nHm.\n</think>\n\nLet me see.\n{WEATHER}\n{WEATHER}", f"{WEATHER} and {WEATHER}.", "Just text <b>."],
+    "llama3_json": ['<|python_tag|>{"name": "add", "parameters": {"a": [1, "}"]}}; {"name": "weather", "parameters": {}}'],
+    "functiongemma": [literal("<escape>", "Now: <start_function_call>", "<end_function_call>") * 2],
+    "gemma4": ["<|channel>thought\nHm.<channel|>Now: " + literal('<|"|>', "<|tool_call>", "<tool_call|>") * 2],
+    "gemma3": ["```tool_code\n[add(a=1, b='x)'), weather(city=\"Rome\")]\n```", '```json\n{"name": "add", "parameters": {"a": 1}}\n```'],
 }
 CASES = sorted(PARTS)
 
@@ -195,10 +217,87 @@ def test_an_answer_cut_anywhere_is_well_formed(name):
             assert stream.broken == (sum(event[0] == "begin" for event in events) > ends)
 
 
-@given(st.text(alphabet="ab <>/thinktool_c\n{}", max_size=60))
+@given(st.text(alphabet="ab <>/thinktool_c\n{}[]`;,", max_size=60))
 @settings(max_examples=150, deadline=None)
 def test_text_without_markers_is_told_to_the_byte(text):
     if any(marker in text for marker in ("<think>", "</think>", "<tool_call>", "</tool_call>")):
         return
     for name in CASES:
         assert "".join(event[1] for event in text_of(name, text)) == text
+
+
+# -- the formats' own forms ----------------------------------------------------------------------------------------------
+
+
+def test_llama_calls_are_bare_objects_of_known_tools():
+    call = '{"name": "add", "parameters": {"a": 1}}'
+    told = [["begin", 0, "add"], ["arguments", '{"a": 1}'], ["end", 0]]
+    assert text_of("llama3_json", call) == told
+    assert text_of("llama3_json", "<|python_tag|>" + call) == told
+    assert text_of("llama3_json", f"{call}; {call}") == [*told, ["begin", 1, "add"], *told[1:2], ["end", 1]]
+    for answer in ('{"name": "Bob", "age": 3}', '{"city": "Rome"}', "{ not JSON }", f"See: {call}"):
+        assert text_of("llama3_json", answer) == [["content", answer]]
+    assert text_of("llama3_json", call, tools=[]) == [["content", call]]
+
+
+@pytest.mark.parametrize("as_tokens", [False, True])
+@pytest.mark.parametrize(
+    ("name", "quote", "begin", "end"),
+    [("functiongemma", "<escape>", "<start_function_call>", "<end_function_call>"), ("gemma4", '<|"|>', "<|tool_call>", "<tool_call|>")],
+)
+def test_gemma_calls_become_json(name, quote, begin, end, as_tokens):
+    text = literal(quote, f"Now:\n{begin}", end)
+    pieces = [(0, text)]
+    tokens = Tokens(quote, begin, end)
+    if as_tokens:
+        cut = re.split("(" + "|".join(map(re.escape, tokens.added_tokens)) + ")", text)
+        pieces = [(tokens.added_tokens.get(part, 0), "" if part in tokens.added_tokens else part) for part in cut]
+    events, stream = read(Parser(FORMATS[name], tokens if as_tokens else None), pieces)
+    assert [event[0] for event in events] == ["content", "begin", "arguments", "end"] and events[0][1] == "Now:"
+    assert json.loads(events[2][1]) == {"a": "x, y}", "n": 4, "l": [1, {"b": True}, []], "o": {}}
+    assert stream.complete_calls == 1 and not stream.broken
+
+
+def test_a_string_of_a_gemma_call_ends_at_the_token_only():
+    parser = Parser(FORMATS["gemma4"], Tokens('<|"|>', "<|tool_call>", "<tool_call|>"))
+    pieces = [(1001, ""), (0, "call:add{a:"), (1000, ""), (0, '<|"|>}"\n'), (1000, ""), (0, "}"), (1002, "")]
+    assert read(parser, pieces)[0][1] == ["arguments", '{"a":"<|\\"|>}\\"\\n"}']
+    broken = [(1001, ""), (0, "call:"), (1000, ""), (0, "x"), (1002, "")]
+    assert read(parser, broken)[0] == [["content", '<|tool_call>call:<|"|>x']]
+
+
+def test_a_bare_value_follows_the_schema():
+    tools = [{"type": "function", "function": {"name": "add", "parameters": {"properties": {"zip": {"type": "string"}}}}}]
+    text = "<start_function_call>call:add{zip:12345,n:12345,c:New York,d:None}<end_function_call>"
+    assert text_of("functiongemma", text, tools)[1] == ["arguments", '{"zip":"12345","n":12345,"c":"New York","d":null}']
+
+
+def test_gemma_4_reasoning_has_a_header():
+    assert text_of("gemma4", "<|channel>thought\nHm.\n<channel|>Yes") == [["reasoning", "Hm."], ["content", "Yes"]]
+    assert text_of("gemma4", "<|channel>thought\n<channel|>Yes") == [["content", "Yes"]]
+
+
+def test_gemma_3_calls_are_python_or_json():
+    told = [["begin", 0, "weather"], ["arguments", '{"city": "Rome"}'], ["end", 0]]
+    for answer in ('```tool_code\nweather(city="Rome")\n```', "[weather(city='Rome')]", '{"name": "weather", "parameters": {"city": "Rome"}}',
+                   '```json\n{"name": "weather", "parameters": {"city": "Rome"}}\n```'):  # fmt: skip
+        assert text_of("gemma3", answer) == told
+    for answer in ("```tool_code\nprint(1)\n```", "[1, 2]", "```json\n[1]\n```", '{"a": 1}', "[weather('Rome')] "):
+        assert text_of("gemma3", answer) == [["content", answer]]
+
+
+@pytest.mark.parametrize(
+    ("template", "name"),
+    [
+        ("{{ '<|im_start|>' }}<tool_call>{{ x | tojson }}</tool_call><think>", "hermes"),
+        ("<|start_header_id|>{{ tool.parameters }}<|python_tag|>", "llama3_json"),
+        ("<start_of_turn>{{ m }}", "gemma3"),
+        ("<start_of_turn><start_function_call>", "functiongemma"),
+        ("<|turn><|tool_call>call:<tool_call|>", "gemma4"),
+        ("<think>\n", "think"),
+        ("{{ messages }}", "plain"),
+        (None, "plain"),
+    ],
+)
+def test_the_format_is_chosen_by_the_template(template, name):
+    assert choose_format(template, FORMATS).name == name

@@ -141,7 +141,7 @@ class OutputStream:
             return []
         marker = parser.token_markers.get(token)
         if self._state == "call" and token in parser.quote_tokens:
-            self._read_call(parser.quote_tokens[token], parser.format.call.quotes[0])  # type: ignore[union-attr]
+            self._read_call(parser.quote_tokens[token])
         elif marker is not None and (self._state, marker) in self._table.moves:
             self._read_marker(marker)
         else:
@@ -261,11 +261,11 @@ class OutputStream:
 
     # -- calls -----------------------------------------------------------------------------------------------------------
 
-    def _read_call(self, text: str, spelled: str | None = None) -> None:
-        """spelled: what ``text`` is outside of this call's syntax."""
+    def _read_call(self, text: str) -> None:
         assert self._reader is not None
         progress = self._reader.feed(text)
-        self._raw += spelled if spelled is not None else text[: len(text) - len(progress.rest)]
+        self._raw += text
+        self._raw = self._raw[: len(self._raw) - len(progress.rest)]
         self._tell_call(progress)
 
     def _end_call(self, closing: str = "") -> None:
@@ -285,7 +285,7 @@ class OutputStream:
             self._events.append(ToolCallArguments(self.choice, self._next_call, progress.arguments))
         if not (progress.complete or progress.failed):
             return
-        self._buffer = progress.rest + self._buffer
+        self._buffer = self._spelled(progress.rest) + self._buffer
         self._reader = None
         if progress.complete:
             self._events.append(ToolCallEnd(self.choice, self._next_call))
@@ -296,9 +296,15 @@ class OutputStream:
             self._state, self._drop_space = "called", "content" not in self._seen
         else:
             self._state, self._drop_space = "content", False
-            self._tell(self._raw)
+            self._tell(self._spelled(self._raw))
         self._next_call += self._begun
         self._raw = ""
+
+    def _spelled(self, text: str) -> str:
+        """Text with the quotes that came as tokens as they are spelled."""
+        for spelled, mark in self._parser.quote_marks.items():
+            text = text.replace(mark, spelled)
+        return text
 
     def _take_events(self) -> list[Event]:
         """The events so far, neighbours of one kind as one."""
