@@ -38,7 +38,7 @@ def test_every_script_is_run_here():
     scripts = {path.name for path in FOLDER.glob("*.py")} - {"common.py", "kernels_cpu.py"}
     assert scripts == {
         "train_cpu.py", "decode_cpu.py", "ceilings_cpu.py", "rounds.py", "kernels_cuda.py", "loss_curve_cuda.py",
-        "optimizer_cuda.py", "head_cuda.py", "peers_cuda.py",
+        "optimizer_cuda.py", "head_cuda.py", "peers_cuda.py", "serve_parts.py",
     }
 
 
@@ -72,6 +72,12 @@ def test_decoding_beside_a_neighbour(model):
 def test_decoding_profile(model):
     output = start("decode_cpu.py", "--model", model, "--prompt", "8", "--new", "4", "--profile")
     assert "paged_attention" in output
+
+
+def test_parts_of_serving():
+    (row,) = rows(start("serve_parts.py", "--reps", "1"))
+    assert row["bench"] == "serve-parts"
+    assert all(0 < nanoseconds < 10_000 for nanoseconds in row["metrics"].values())
 
 
 def test_ceilings():

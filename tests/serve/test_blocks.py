@@ -40,13 +40,14 @@ def counts(blocks: Any) -> tuple[int, int, int]:
     return stats["free"], stats["cached"], stats["used"]
 
 
-# -- the hash --------------------------------------------------------------------------------------------------------------
+# -- the hash ----------------------------------------------------------------------------------------------------------
 
 
 def siphash(key: bytes, data: bytes) -> bytes:
     """SipHash-2-4 with 128 bits of output, word by word."""
     low, high = struct.unpack("<QQ", key)
-    v = [low ^ 0x736F6D6570736575, high ^ 0x646F72616E646F6D ^ 0xEE, low ^ 0x6C7967656E657261, high ^ 0x7465646279746573]
+    v = [low ^ 0x736F6D6570736575, high ^ 0x646F72616E646F6D, low ^ 0x6C7967656E657261, high ^ 0x7465646279746573]
+    v[1] ^= 0xEE
 
     def rotated(word: int, by: int) -> int:
         return (word << by | word >> 64 - by) & (1 << 64) - 1
@@ -97,7 +98,8 @@ def test_a_block_is_named_by_its_parent_and_its_tokens() -> None:
     blocks = pool()
     root = blocks.root([])
     assert root == siphash(KEY, struct.pack("<Q", 1))
-    assert blocks.next(root, [1, 2, 3, -4]) == siphash(KEY, struct.pack("<Q", 2) + root + struct.pack("<4i", 1, 2, 3, -4))
+    contents = struct.pack("<Q", 2) + root + struct.pack("<4i", 1, 2, 3, -4)
+    assert blocks.next(root, [1, 2, 3, -4]) == siphash(KEY, contents)
 
 
 def test_names_differ_by_all_that_decides_the_contents() -> None:
@@ -135,7 +137,7 @@ def test_a_chain_grows_by_whole_blocks() -> None:
     assert blocks.extend(root, [*tokens, 11], whole)[:2] == whole
 
 
-# -- blocks ----------------------------------------------------------------------------------------------------------------
+# -- blocks ------------------------------------------------------------------------------------------------------------
 
 
 def test_a_prefix_is_found_and_shared() -> None:
@@ -237,7 +239,7 @@ def test_misuse_is_told() -> None:
         pool(8, bytes(15))
 
 
-# -- beside a slow pool ----------------------------------------------------------------------------------------------------
+# -- beside a slow pool ------------------------------------------------------------------------------------------------
 
 
 class SlowPool:
@@ -311,7 +313,8 @@ class Traffic(RuleBasedStateMachine):
     @rule(head=st.lists(st.integers(0, 1), max_size=7), cached=st.booleans())
     def come(self, head: list[int], cached: bool) -> None:
         chain = self.pool.extend(self.root, [token for token in head for _ in range(SIZE)])
-        assert self.pool.find(chain) == next((i for i, name in enumerate(chain) if self.slow.find(name) is None), len(chain))
+        unknown = [i for i, name in enumerate(chain) if self.slow.find(name) is None]
+        assert self.pool.find(chain) == min(unknown, default=len(chain))
         blocks = self.pool.match(chain) if cached else []
         assert blocks == (self.slow.match(chain) if cached else [])
         fresh = self.pool.allocate(len(chain) - len(blocks))

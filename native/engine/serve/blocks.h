@@ -1,13 +1,13 @@
 // The blocks of a key/value cache: who holds which, what is in them, and which one goes first.
 //
-// A block is free (nothing of worth in it), used (at least one sequence holds it) or cached (nobody holds it, but what is in
-// it has a name, and whoever asks for that name gets it). The name is a keyed hash over the block before it and its own
-// tokens, so it stands for the whole text up to there. The first block's predecessor is the `root`, a hash over what else
-// decides the contents: which model, which adapter, whose salt.
+// A block is free (nothing of worth in it), used (at least one sequence holds it) or cached (nobody holds it, but what
+// is in it has a name, and whoever asks for that name gets it). The name is a keyed hash over the block before it and
+// its own tokens, so it stands for the whole text up to there. The first block's predecessor is the `root`, a hash over
+// what else decides the contents: which model, which adapter, whose salt.
 //
 // Cached blocks go least recently used first, and of one sequence the last block first, so that no chain loses a block
-// before those that hang on it. Nothing here allocates after the constructor, and every operation costs O(1) a block.
-// Not for several threads at once.
+// before those that hang on it. Nothing here allocates after the constructor (but `extend`, the caller's chain), and
+// every operation costs O(1) a block. Not for several threads at once.
 #pragma once
 
 #include <cstdint>
@@ -20,8 +20,8 @@
 
 namespace surogate::serve {
 
-// What beside the tokens decides what is in a block. The kind goes into the hash: an adapter called "a" is not a salt "a".
-// The numbers are those that are hashed.
+// What beside the tokens decides what is in a block. The kind goes into the hash: an adapter called "a" is not a salt
+// "a". The numbers are those that are hashed.
 enum class ExtraKind : uint32_t { kModelGeneration = 1, kAdapter = 2, kSalt = 3, kImage = 4 };
 
 struct Extra {

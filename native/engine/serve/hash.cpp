@@ -26,56 +26,57 @@ HashKey HashKey::from(std::span<const unsigned char> bytes) {
 
 // The constants spell "somepseudorandomlygeneratedbytes". 0xee is what the form with 128 bits of output adds.
 SipHash::SipHash(HashKey key)
-    : v0_(key.low ^ 0x736f6d6570736575ull),
-      v1_(key.high ^ 0x646f72616e646f6dull ^ 0xee),
-      v2_(key.low ^ 0x6c7967656e657261ull),
-      v3_(key.high ^ 0x7465646279746573ull) {}
+    : state_{key.low ^ 0x736f6d6570736575ull, key.high ^ 0x646f72616e646f6dull ^ 0xee, key.low ^ 0x6c7967656e657261ull,
+             key.high ^ 0x7465646279746573ull} {}
 
-void SipHash::round() {
-  v0_ += v1_;
-  v1_ = std::rotl(v1_, 13) ^ v0_;
-  v0_ = std::rotl(v0_, 32);
-  v2_ += v3_;
-  v3_ = std::rotl(v3_, 16) ^ v2_;
-  v0_ += v3_;
-  v3_ = std::rotl(v3_, 21) ^ v0_;
-  v2_ += v1_;
-  v1_ = std::rotl(v1_, 17) ^ v2_;
-  v2_ = std::rotl(v2_, 32);
+inline void SipHash::State::round() {
+  v0 += v1;
+  v1 = std::rotl(v1, 13) ^ v0;
+  v0 = std::rotl(v0, 32);
+  v2 += v3;
+  v3 = std::rotl(v3, 16) ^ v2;
+  v0 += v3;
+  v3 = std::rotl(v3, 21) ^ v0;
+  v2 += v1;
+  v1 = std::rotl(v1, 17) ^ v2;
+  v2 = std::rotl(v2, 32);
 }
 
-void SipHash::compress(uint64_t word) {
-  v3_ ^= word;
+inline void SipHash::State::compress(uint64_t word) {
+  v3 ^= word;
   round();
   round();
-  v0_ ^= word;
+  v0 ^= word;
 }
 
 void SipHash::update(const void *data, size_t size) {
   const unsigned char *bytes = static_cast<const unsigned char *>(data);
   const unsigned char *end = bytes + size;
+  State state = state_;  // in registers
   while (bytes != end && total_ % 8 != 0) {
     tail_ |= static_cast<uint64_t>(*bytes++) << (total_ % 8 * 8);
     if (++total_ % 8 == 0) {
-      compress(tail_);
+      state.compress(tail_);
       tail_ = 0;
     }
   }
-  for (; end - bytes >= 8; bytes += 8, total_ += 8) compress(word_at(bytes));
+  for (; end - bytes >= 8; bytes += 8, total_ += 8) state.compress(word_at(bytes));
   for (; bytes != end; ++total_) tail_ |= static_cast<uint64_t>(*bytes++) << (total_ % 8 * 8);
+  state_ = state;
 }
 
 void SipHash::update_number(uint64_t value) { update(&value, sizeof(value)); }
 
-Hash128 SipHash::finish() {
-  compress(tail_ | total_ << 56);
-  v2_ ^= 0xee;
-  for (int i = 0; i < 4; ++i) round();
+Hash128 SipHash::finish() const {
+  State state = state_;
+  state.compress(tail_ | total_ << 56);
+  state.v2 ^= 0xee;
+  for (int i = 0; i < 4; ++i) state.round();
   Hash128 hash;
-  hash.low = v0_ ^ v1_ ^ v2_ ^ v3_;
-  v1_ ^= 0xdd;
-  for (int i = 0; i < 4; ++i) round();
-  hash.high = v0_ ^ v1_ ^ v2_ ^ v3_;
+  hash.low = state.v0 ^ state.v1 ^ state.v2 ^ state.v3;
+  state.v1 ^= 0xdd;
+  for (int i = 0; i < 4; ++i) state.round();
+  hash.high = state.v0 ^ state.v1 ^ state.v2 ^ state.v3;
   return hash;
 }
 

@@ -1,7 +1,7 @@
 // The keyed hash that names cached blocks: SipHash-2-4 with 128 bits of output.
 //
-// Keyed, because who asks chooses the tokens: without the key nobody can look for two prompts that collide, nor fill one
-// bucket of the table. 128 bits, so that tokens need not be kept and compared.
+// Keyed, because who asks chooses the tokens: without the key nobody can look for two prompts that collide, nor crowd
+// one place of the table. 128 bits, so that tokens need not be kept and compared.
 #pragma once
 
 #include <cstddef>
@@ -30,13 +30,16 @@ class SUROGATE_API SipHash {
   explicit SipHash(HashKey key);
   void update(const void *data, size_t size);
   void update_number(uint64_t value);  // eight bytes, little-endian
-  Hash128 finish();                    // once
+  Hash128 finish() const;
 
  private:
-  void compress(uint64_t word);
-  void round();
+  struct State {
+    uint64_t v0, v1, v2, v3;
+    void round();
+    void compress(uint64_t word);
+  };
 
-  uint64_t v0_, v1_, v2_, v3_;
+  State state_;
   uint64_t tail_ = 0;   // bytes that do not fill a word yet
   uint64_t total_ = 0;  // bytes so far
 };

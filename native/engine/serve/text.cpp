@@ -7,6 +7,12 @@ namespace {
 
 constexpr std::string_view kReplacement = "\xEF\xBF\xBD";  // U+FFFD
 
+// Where the ASCII characters from `at` on end.
+size_t ascii_run(std::string_view bytes, size_t at) {
+  while (at < bytes.size() && static_cast<unsigned char>(bytes[at]) < 0x80) ++at;
+  return at;
+}
+
 constexpr size_t kCompactFrom = 4096;  // bytes that are out already, before what is held moves to the front
 
 }  // namespace
@@ -87,10 +93,14 @@ int32_t StopStrings::next(int32_t state, unsigned char byte) const {
 // -- UTF-8 ----------------------------------------------------------------------------------------------------------
 
 void Utf8Decoder::feed(std::string_view bytes, std::string &text) {
-  for (const char character : bytes) {
+  for (size_t i = 0; i < bytes.size(); ++i) {
+    const char character = bytes[i];
     const unsigned char byte = static_cast<unsigned char>(character);
     if (missing_ == 0) {
-      begin(byte, text);
+      const size_t ascii = ascii_run(bytes, i);
+      text.append(bytes, i, ascii - i);
+      i = ascii;
+      if (i < bytes.size()) begin(static_cast<unsigned char>(bytes[i]), text);
     } else if (byte < low_ || byte > high_) {
       finish(text);
       begin(byte, text);

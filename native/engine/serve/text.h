@@ -1,9 +1,9 @@
 // From token ids to text: bytes become whole characters, and stop strings are found across the borders of tokens.
 //
 // What comes out are pieces, one a token, in the order of the tokens. A piece comes out once all its text is certain:
-// whole characters, and nothing that may still turn out to be part of a stop string. Tokens are not cut in two for that,
-// so that a token that means something by itself (a marker of a model's format) arrives once and at its place, behind all
-// text that came before it. A character that several tokens make up belongs to the one that completed it.
+// whole characters, and nothing that may still turn out to be part of a stop string. Tokens are not cut in two for
+// that, so that a token that means something by itself (a marker of a model's format) arrives once and at its place,
+// behind all text that came before it. A character that several tokens make up belongs to the one that completed it.
 #pragma once
 
 #include <array>
@@ -71,8 +71,8 @@ class SUROGATE_API StopStrings {
   std::vector<int32_t> lengths_;
 };
 
-// UTF-8 that arrives in parts. Bytes that cannot be part of a character become U+FFFD as soon as that is certain, one for
-// each maximal part of a sequence, as Python's and the WHATWG's decoders have it.
+// UTF-8 that arrives in parts. Bytes that cannot be part of a character become U+FFFD as soon as that is certain, one
+// for each maximal part of a sequence, as Python's and the WHATWG's decoders have it.
 class SUROGATE_API Utf8Decoder {
  public:
   void feed(std::string_view bytes, std::string &text);  // appends what is complete
