@@ -1,0 +1,85 @@
+"""The ASGI application: every router over the models of one server, inside the guard."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.metadata import version
+from typing import Any
+
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from ..types import Refused
+from . import chat, health, models_route
+from .errors import error_answer
+from .guard import Guard
+from .limits import Settings
+from .log import RequestLog
+from .metrics import Metrics
+from .requests import exchange_of
+from .schema import document
+
+ROUTERS = (chat.router, models_route.router)
+"""Of the APIs: each is given the models by name and the settings."""
+
+
+class ServeApp:
+    """What uvicorn runs. ``guard`` drains, ``models`` are the metered ones, ``log`` wants closing."""
+
+    def __init__(self, models: Mapping[str, Any], settings: Settings) -> None:
+        """Raises OSError where the request log cannot be opened."""
+        self.settings, self.metrics = settings, Metrics()
+        self.models: Mapping[str, Any] = self.metrics.watch(models, settings.limits)
+        self.log = RequestLog(settings.request_log, settings.log_prompts)
+        self.routes = self._routes()
+        self.guard = Guard(self.routes, settings, self.metrics, self.log)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self.guard(scope, receive, send)
+
+    def _routes(self) -> FastAPI:
+        app = FastAPI(
+            title="Surogate",
+            version=version("surogate-serve"),
+            description="Models of Surogate behind the APIs of OpenAI and Anthropic.",
+            redirect_slashes=False,
+            docs_url=None,
+            redoc_url=None,
+            exception_handlers={Refused: _refused, HTTPException: _http_error},
+        )
+        for make in ROUTERS:
+            app.include_router(make(self.models, self.settings))
+        app.include_router(health.router(self.models, self.metrics, lambda: self.guard.draining))
+        described = document(app, bool(self.settings.api_keys))
+        app.openapi = lambda: described  # type: ignore[method-assign]
+        return app
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, Refused)
+    exchange = exchange_of(request)
+    exchange.error = error.message
+    status, headers, body = error_answer(error, request.url.path, exchange.request_id)
+    return Response(body, status, {name.decode(): value.decode() for name, value in headers})
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    """Routes and methods that there are none of."""
+    assert isinstance(error, HTTPException)
+    if error.status_code == 404:
+        refused = Refused("there is no such route", 404, "not_found")
+    elif error.status_code == 405:
+        refused = Refused(f"this route has no method {request.method[:16]}", 405, "method_not_allowed")
+    else:
+        refused = Refused(str(error.detail), error.status_code)
+    response = await _refused(request, refused)
+    response.headers.update(error.headers or {})
+    return response
+
+
+def create_app(models: Mapping[str, Any], settings: Settings | None = None) -> ServeApp:
+    """The application for these models. Needs a running event loop only once it is called."""
+    return ServeApp(models, settings or Settings())
