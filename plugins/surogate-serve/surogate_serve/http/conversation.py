@@ -1,0 +1,149 @@
+"""A conversation as every API means it, and its way to the model: prompt, room, grammar, generation, events. Messages
+and Responses say theirs in these words."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..answers import answers
+from ..types import Delta, Event, Generation, Prompt, Refused, Thinking, Usage
+from .chat import ChatRequest
+from .constraints import constraint_of, offered_tools
+from .limits import Settings
+from .requests import Chosen, GenerationFields, generation_of, parser_of, room
+
+RENDERED_APART = 32768
+"""Bytes of a request from which on its prompt is made in a thread, so that everyone else's streams go on."""
+
+
+@dataclass(slots=True)
+class Conversation:
+    """messages and tools: as chat templates read them. tool_choice: as `offered_tools` takes it. fields: sampling, stop
+    strings and the like. thinking: on, off, or None for what the template does by itself. budget: of reasoning tokens.
+    variables: more of the template's. prefilled: the answer goes on where the last message ends. names: what the API
+    calls the fields "messages", "budget" and "format", for errors. size: of the request in bytes."""
+
+    chosen: Chosen
+    messages: list[dict[str, Any]]
+    fields: GenerationFields
+    max_tokens: int | None
+    tools: Sequence[Mapping[str, Any]] = ()
+    tool_choice: str | Mapping[str, Any] | None = None
+    parallel: bool = True
+    thinking: bool | None = None
+    effort: str | None = None
+    budget: int | None = None
+    response_format: dict[str, Any] | None = None
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    prefilled: bool = False
+    logprobs: int | None = None
+    size: int = 0
+    names: Mapping[str, str] = field(default_factory=dict)
+
+
+class Asked:
+    """What a conversation became. ``events`` starts the generation when it is first read; closing it cancels.
+    ``cached_tokens`` is right from the first event on. ``cut``: fewer tokens fit than were asked for."""
+
+    def __init__(
+        self, conversation: Conversation, parser: Any, prompt: Prompt, generation: Generation, offer: tuple[Any, Any]
+    ) -> None:
+        self.prompt_tokens = len(prompt.tokens)
+        self.cached_tokens = 0
+        wanted = conversation.max_tokens
+        self.cut = wanted is None or (generation.max_tokens is not None and generation.max_tokens < wanted)
+        self.parser, self._model = parser, conversation.chosen.model
+        self.events: AsyncIterator[Event | Usage] = answers(
+            self, prompt, generation, *offer, parser, parallel=conversation.parallel
+        )
+
+    async def generate(self, generation: Generation) -> AsyncGenerator[Delta, None]:
+        """The model's deltas, of which the cached tokens are noted."""
+        async with aclosing(self._model.generate(generation)) as deltas:
+            async for delta in deltas:
+                self.cached_tokens = max(self.cached_tokens, delta.cached_tokens)
+                yield delta
+
+
+async def prompt_of(conversation: Conversation, settings: Settings) -> Prompt:
+    """The prompt. Raises `Refused` for what the model's template does not take."""
+    with _in_words_of(conversation):
+        tools, _ = offered_tools(list(conversation.tools), conversation.tool_choice)
+        return await _render(conversation, parser_of(conversation.chosen.model, settings), tools)
+
+
+async def ask(conversation: Conversation, settings: Settings) -> Asked:
+    """Everything up to the queue. Raises `Refused` for what cannot be answered."""
+    with _in_words_of(conversation):
+        return await _ask(conversation, settings)
+
+
+@contextmanager
+def _in_words_of(conversation: Conversation) -> Iterator[None]:
+    """Errors name the fields as the API at hand does."""
+    try:
+        yield
+    except Refused as refused:
+        for ours, theirs in conversation.names.items():
+            if refused.param is not None and refused.param.startswith(ours):
+                refused.param = theirs + refused.param[len(ours) :]
+                break
+        raise
+
+
+async def _ask(conversation: Conversation, settings: Settings) -> Asked:
+    model = conversation.chosen.model
+    parser = parser_of(model, settings)
+    tools, tool_choice = offered_tools(list(conversation.tools), conversation.tool_choice)
+    prompt = await _render(conversation, parser, tools)
+    max_tokens = room(model, prompt.tokens, conversation.max_tokens, "messages")
+    constrained = ChatRequest.model_construct(
+        model=conversation.fields.model,
+        response_format=conversation.response_format,
+        structured_outputs=conversation.fields.structured_outputs,
+        parallel_tool_calls=conversation.parallel,
+    )
+    constraint = await constraint_of(model, parser, prompt, constrained, tools, tool_choice)
+    generation = generation_of(
+        conversation.fields,
+        conversation.chosen,
+        prompt.tokens,
+        max_tokens,
+        settings.limits,
+        logprobs=conversation.logprobs,
+        grammar=constraint.grammar,
+        stop_after=parser.reasoning_end if parser.opens_reasoning(prompt.tail) else None,
+        thinking=_thinking(conversation, parser),
+    )
+    return Asked(conversation, parser, prompt, generation, (tools, tool_choice))
+
+
+def _thinking(conversation: Conversation, parser: Any) -> Thinking | None:
+    """A model that has no reasoning keeps to every budget of it."""
+    if conversation.budget is None or parser.format.reasoning is None:
+        return None
+    if parser.reasoning_end is None:
+        raise Refused(
+            "the reasoning of this model cannot be limited: its end is no single token",
+            param="thinking_token_budget",
+        )
+    return Thinking(conversation.budget, (parser.reasoning_end,))
+
+
+async def _render(conversation: Conversation, parser: Any, tools: Sequence[Mapping[str, Any]]) -> Prompt:
+    options: dict[str, Any] = {}
+    if conversation.thinking is not None:
+        effort = conversation.effort if conversation.thinking else None
+        options.update(parser.format.thinking_variables(conversation.thinking, effort))
+    options.update(conversation.variables)
+    if conversation.prefilled:
+        options |= {"continue_final_message": True, "add_generation_prompt": False}
+
+    def render() -> Prompt:
+        return conversation.chosen.model.render(conversation.messages, tools=list(tools) or None, **options)
+
+    return render() if conversation.size < RENDERED_APART else await asyncio.to_thread(render)
