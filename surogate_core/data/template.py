@@ -8,7 +8,7 @@ from __future__ import annotations
 import datetime
 import difflib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -84,9 +84,15 @@ class ChatTemplate:
 
         Raises DataError with the template's own words where it refuses the conversation.
         """
+        return "".join(self.pieces(messages, tools, add_generation_prompt, **variables))
+
+    def pieces(self, messages: Sequence[Message], tools: list[dict[str, Any]] | None = None,
+               add_generation_prompt: bool = False, **variables: Any) -> Iterator[str]:
+        """What `render` gives, piece by piece, for those who want to stop in between."""
         try:
-            return self._compiled.render(messages=list(messages), tools=tools, documents=None,
-                                         add_generation_prompt=add_generation_prompt, **{**self._names, **variables})
+            yield from self._compiled.generate(messages=list(messages), tools=tools, documents=None,
+                                               add_generation_prompt=add_generation_prompt,
+                                               **{**self._names, **variables})
         except (jinja2.exceptions.TemplateError, TypeError, ValueError, KeyError, AttributeError, IndexError) as error:
             raise DataError(f"the chat template refuses this conversation: {error}") from error
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -142,6 +144,30 @@ class Tokenizer:
         tokens of one character that is several bytes all have that character's offsets."""
         encoding = self._encoder(parse_special).encode(text, add_special_tokens=False)
         return encoding.ids, encoding.offsets
+
+    def plain_encoder(self, also: frozenset[str] = frozenset()) -> Callable[[str], list[int]]:
+        """Encodes text in which special tokens, and the added tokens ``also``, are text like any other.
+
+        It goes through the tokenizer's parts one by one: a copy that matches fewer tokens takes seconds to make where the
+        vocabulary is large.
+        """
+        words = sorted(set(self.added_tokens) - self.special_tokens - also, key=len, reverse=True)
+        added = re.compile("|".join(map(re.escape, words))) if words else None
+        normalizer, cutter, model = self._backend.normalizer, self._backend.pre_tokenizer, self._backend.model
+
+        def encode_part(text: str) -> list[int]:
+            text = normalizer.normalize_str(text) if normalizer is not None else text
+            pieces = [piece for piece, _ in cutter.pre_tokenize_str(text)] if cutter is not None else [text]
+            return [token.id for piece in pieces if piece for token in model.tokenize(piece)]
+
+        def encode(text: str) -> list[int]:
+            ids, place = [], 0
+            for found in added.finditer(text) if added is not None else ():
+                ids += [*encode_part(text[place : found.start()]), self.added_tokens[found.group()]]
+                place = found.end()
+            return ids + encode_part(text[place:])
+
+        return encode
 
     def decode(self, ids: list[int], skip_special: bool = False) -> str:
         """The text of the ids; bytes that are no UTF-8 become U+FFFD."""

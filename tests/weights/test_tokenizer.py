@@ -49,6 +49,7 @@ def test_ids_equal_llama_cpp(recorded):
     for case in cases:
         assert tokenizer.encode(case["text"]) == case["ids"], case["text"]
         assert tokenizer.encode(case["text"], parse_special=False) == case["literal"], case["text"]
+        assert tokenizer.plain_encoder()(case["text"]) == case["literal"], case["text"]
         assert tokenizer.encode(case["text"], add_special_tokens=True) == case["full"], case["text"]
 
 
