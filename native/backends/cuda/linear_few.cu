@@ -1,0 +1,151 @@
+// linear for 1 to 8 tokens and a bf16 weight: y[T, N] = alpha x[T, K] weight[N, K]^T + bias[N] + addend[T, N], x in
+// bf16, y in bf16 or f32. What decoding a few sequences is made of.
+//
+// Floor: the bytes of the weight. A block takes 16 rows of it (32 where there are many rows and tokens, which halves
+// how often x is read), its 16 warps each a part of every row, with 2 to 4 KB a warp under way and nothing in between: the
+// weight goes from memory into the fragments of mma.m16n8k16, whose 8 columns are the tokens, as in gemm_narrow.cu. A
+// thread takes 16 neighbouring bytes where the instruction's own layout would have it take 4; x is read the same way,
+// so the terms of a sum only change places. The blocks' first bytes are brought to the second-level cache while the
+// kernels ahead still run.
+//
+// A result's bits depend on its token, its weight row and K, not on how many tokens there are: warps take groups of
+// 128 terms in turn, and their sums are added in order.
+#include "attention_ptx.cuh"
+#include "linear_few.cuh"
+#include "linear_few_ptx.cuh"
+
+namespace sg::cuda {
+namespace {
+
+constexpr int kGroup = 128;  // terms that a warp takes at once, in four chunks of 32
+constexpr int64_t kBytesAhead = 4096;  // of a row
+
+// Eight terms; zeros for those that are not there. `whole`: all of them are.
+template <bool packed, bool whole, bool streamed>
+__device__ inline uint4 load_terms(const bf16 *from, int left) {
+  if constexpr (packed) {
+    if (!whole && left <= 0) return {};
+    if constexpr (streamed) return load_streamed(from);
+    return *reinterpret_cast<const uint4 *>(from);
+  } else {
+    uint16_t terms[8];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) terms[i] = whole || i < left ? reinterpret_cast<const uint16_t *>(from)[i] : 0;
+    uint4 word;
+    memcpy(&word, terms, sizeof(word));
+    return word;
+  }
+}
+
+// sums += the warp's 16 * tiles rows times the tokens over the terms [at, at + kGroup), of which this lane takes eight
+// of each chunk; rows[i] and x point at the first of these.
+template <int tiles, bool packed, bool whole>
+__device__ inline void add_group(const bf16 *const (&rows)[2 * tiles], const bf16 *x, bool is_token, int at,
+                                 int left, float (&sums)[tiles][4]) {
+  constexpr int kTogether = packed && tiles == 1 ? 4 : 1;  // chunks whose loads are under way at once
+#pragma unroll
+  for (int first = 0; first < 4; first += kTogether) {
+    uint4 weights[kTogether][2 * tiles], terms[kTogether];
+#pragma unroll
+    for (int j = 0; j < kTogether; ++j) {
+      const int chunk = 32 * (first + j);
+#pragma unroll
+      for (int i = 0; i < 2 * tiles; ++i) {
+        weights[j][i] = load_terms<packed, whole, true>(rows[i] + at + chunk, left - chunk);
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < kTogether; ++j) {
+      const int chunk = 32 * (first + j);
+      terms[j] = uint4{};
+      if (is_token) terms[j] = load_terms<packed, whole, false>(x + at + chunk, left - chunk);
+    }
+#pragma unroll
+    for (int j = 0; j < kTogether; ++j) {
+#pragma unroll
+      for (int tile = 0; tile < tiles; ++tile) {
+        const uint4 low = weights[j][2 * tile], high = weights[j][2 * tile + 1];
+        multiply_fragments(sums[tile], {low.x, high.x, low.y, high.y}, terms[j].x, terms[j].y);
+        multiply_fragments(sums[tile], {low.z, high.z, low.w, high.w}, terms[j].z, terms[j].w);
+      }
+    }
+  }
+}
+
+template <int tiles, bool packed, class Y>
+__global__ void __launch_bounds__(kFewThreads, 2)
+    linear_few_kernel(FewProblem p, int64_t weight_stride, const bf16 *x, const bf16 *weight, const Y *addend, Y *y) {
+  constexpr int kRows = 16 * tiles;
+  __shared__ float partial[kFewWarps][kRows * kFewStride];
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * kRows;
+  const int warp = static_cast<int>(threadIdx.x) / 32, lane = lane_index(), group = lane / 4;
+  if (packed && threadIdx.x < kRows && first + threadIdx.x < p.n) {
+    const int64_t bytes = min(2 * p.k, kBytesAhead);
+    bring_closer(weight + (first + threadIdx.x) * weight_stride, static_cast<uint32_t>(bytes));
+  }
+  wait_for_kernels_ahead();
+
+  const bf16 *rows[2 * tiles];
+#pragma unroll
+  for (int i = 0; i < 2 * tiles; ++i) rows[i] = weight + min(first + 8 * i + group, p.n - 1) * weight_stride;
+  const bool is_token = group < p.tokens;
+  x += is_token ? group * p.x_stride : 0;
+  const int k = static_cast<int>(p.k);
+  float sums[tiles][4] = {};
+  for (int begin = warp * kGroup; begin < k; begin += kFewWarps * kGroup) {
+    const int at = begin + 8 * (lane % 4);
+    with_whole(begin + kGroup <= k, [&](auto whole) {
+      add_group<tiles, packed, decltype(whole)::value>(rows, x, is_token, at, k - at, sums);
+    });
+  }
+#pragma unroll
+  for (int tile = 0; tile < tiles; ++tile) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int row = 16 * tile + group + 8 * (i / 2), token = 2 * (lane % 4) + i % 2;
+      partial[warp][row * kFewStride + token] = sums[tile][i];
+    }
+  }
+  __syncthreads();
+  finish_few<kRows>(p, first, partial, addend, y);
+}
+
+int32_t supports(const sg_call *call) {
+  FewProblem p;
+  if (!read_few(call, &p)) return 0;
+  const sg_tensor *weight = input(call, 1);
+  if (weight->dtype != SG_BF16 || !has_dense_rows(weight)) return 0;
+  // What cannot be packed runs, and does not hurry.
+  const bool packs = p.k % 8 == 0 && (weight->shape[0] <= 1 || weight->strides[0] % 8 == 0);
+  return packs ? 30 : 5;
+}
+
+template <class Y>
+void launch(const sg_call *call, const FewProblem &p) {
+  const sg_tensor *weight = input(call, 1);
+  const bf16 *x = data<const bf16>(input(call, 0)), *rows = data<const bf16>(weight);
+  const int64_t stride = weight->strides[0];
+  const bool packed =
+      p.k % 8 == 0 && can_pack<8>(x, p.tokens > 1 ? p.x_stride : 0) && can_pack<8>(rows, p.n > 1 ? stride : 0);
+  // Fewer than two blocks of 32 rows a multiprocessor would leave memory idle where a block begins and ends.
+  const bool wide = packed && p.tokens > 4 && p.n >= 64 * static_cast<int64_t>(device().units);
+  const auto kernel = wide     ? linear_few_kernel<2, true, Y>
+                      : packed ? linear_few_kernel<1, true, Y>
+                               : linear_few_kernel<1, false, Y>;
+  launch_ahead(call, static_cast<unsigned>(ceil_div(p.n, wide ? 32 : 16)), kFewThreads, 0, kernel, p, stride, x, rows,
+               data<const Y>(input(call, 3)), data<Y>(output(call, 0)));
+}
+
+int32_t run(const sg_call *call) {
+  FewProblem p;
+  if (!read_few(call, &p)) return fail(call, "%s: operands changed since the kernel was chosen", call->op);
+  if (p.tokens == 0 || p.n == 0) return SG_OK;
+  with_type(output(call, 0), [&]<class Y>(Y) { launch<Y>(call, p); });
+  return launched(call);
+}
+
+constexpr sg_kernel kernel = describe_kernel("linear", "few", 3, supports, nullptr, run);
+SG_REGISTER_KERNEL(kernel);
+
+}  // namespace
+}  // namespace sg::cuda

@@ -1,0 +1,85 @@
+"""linear for a few tokens on CUDA, beyond the op's samples: sizes that fill tiles and sizes that don't, rows apart, every
+kind of bias, and that a token's bits don't depend on how many others there are."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from surogate_core import engine
+from surogate_core.weights.quants import dequantize, quantize
+
+pytestmark = pytest.mark.cuda
+
+TOLERANCE = {"f32": 3e-6, "bf16": 4e-3}
+
+
+class Product:
+    """0.5 x weight^T + bias + addend of random operands whose rows have ``gap`` elements between them."""
+
+    def __init__(self, tokens: int, n: int, k: int, *, gap=0, bias=None, addend=False, result="bf16", weight="bf16"):
+        rng = np.random.default_rng(tokens + n + k)
+        self.gap, self.n, self.result_dtype = gap, n, result
+        self.x, x = self._matrix(rng.standard_normal((tokens, k + gap)), "bf16", k)
+        self.weight, w = self._matrix(rng.standard_normal((n, k + (gap if weight == "bf16" else 0))), weight, k)
+        self.addend, a = self._matrix(rng.standard_normal((tokens, n + gap)), result, n)
+        self.bias = None
+        self.expected = 0.5 * x @ w.T
+        if addend:
+            self.expected += a
+        else:
+            self.addend = None
+        if bias is not None:
+            values = quantize(rng.standard_normal((1, n)).astype(np.float32), bias)
+            self.bias = (values[0], bias, (n,))
+            self.expected += dequantize(values, bias)
+
+    @staticmethod
+    def _matrix(values: np.ndarray, dtype: str, columns: int):
+        memory = quantize(np.ascontiguousarray(values, np.float32), dtype)
+        view = memory if columns == values.shape[1] else memory[:, :columns]
+        return (view, dtype, (values.shape[0], columns)), dequantize(np.ascontiguousarray(view), dtype).astype(np.float64)
+
+    def run(self, kernel: str, tokens: int | None = None) -> np.ndarray:
+        """The results of the first ``tokens``; those of a row's gap must still be NaN."""
+        count = tokens or self.x[2][0]
+
+        def first(operand):
+            return operand and (operand[0][:count], operand[1], (count, operand[2][1]))
+
+        memory = quantize(np.full((count, self.n + self.gap), np.nan, np.float32), self.result_dtype)
+        result = memory[:, : self.n] if self.gap else memory
+        engine.run_op(
+            "linear", [first(self.x), self.weight, self.bias, first(self.addend)],
+            [(result, self.result_dtype, (count, self.n))], {"alpha": 0.5}, backend="cuda", kernel=kernel,
+        )
+        assert np.isnan(dequantize(np.ascontiguousarray(memory[:, self.n :]), self.result_dtype)).all()
+        return dequantize(np.ascontiguousarray(result), self.result_dtype)
+
+    def check(self, kernel: str) -> None:
+        found = self.run(kernel)
+        error = np.linalg.norm(found - self.expected) / np.linalg.norm(self.expected)
+        assert error <= TOLERANCE[self.result_dtype], f"off by {error:.3g}"
+        assert found.tobytes() == self.run(kernel).tobytes()
+
+
+@pytest.mark.parametrize("tokens", range(1, 9))
+@pytest.mark.parametrize(("n", "k"), ((16, 128), (33, 136), (130, 2048), (9000, 64), (72, 4224)))
+def test_sizes(tokens, n, k):
+    Product(tokens, n, k).check("few")
+    Product(tokens, n, k, gap=8, bias="f32", addend=True, result="f32").check("few")
+
+
+@pytest.mark.parametrize(
+    ("n", "k", "gap", "bias"), ((70, 130, 0, "bf16"), (17, 7, 3, "f16"), (48, 256, 4, "f32"), (9001, 24, 1, None))
+)
+def test_rows_that_cannot_be_packed(n, k, gap, bias):
+    Product(5, n, k, gap=gap, bias=bias, addend=True).check("few")
+
+
+def test_bits_of_a_token_do_not_depend_on_the_others():
+    for n in (64, 9000):
+        product = Product(8, n, 576, bias="bf16", result="f32")
+        whole = product.run("few")
+        for tokens in range(1, 8):
+            assert product.run("few", tokens).tobytes() == whole[:tokens].tobytes()
