@@ -1,6 +1,5 @@
 // gather_rows(x[T, D], rows[R]) -> y[R, D], and argmax(logits[R, V]) -> ids[R].
-#include <climits>
-
+#include "best.cuh"
 #include "vectors.cuh"
 
 namespace sg::cuda {
@@ -96,24 +95,6 @@ SG_REGISTER_KERNEL(gather_entry);
 
 constexpr int kArgmaxThreads = 256;
 constexpr int kPiece = kArgmaxThreads * 32;  // elements
-
-struct Best {
-  float value;
-  int32_t index;
-};
-__device__ inline Best better(Best a, Best b) {
-  return b.value > a.value || (b.value == a.value && b.index < a.index) ? b : a;
-}
-__device__ inline Best warp_best(Best best) {
-#pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2) {
-    const Best other{__shfl_xor_sync(0xffffffffu, best.value, offset),
-                     __shfl_xor_sync(0xffffffffu, best.index, offset)};
-    best = better(best, other);
-  }
-  return best;
-}
-__device__ inline Best no_best() { return {-INFINITY, INT_MAX}; }
 
 template <int N, bool packed, class T>
 __global__ void __launch_bounds__(kArgmaxThreads)
