@@ -24,11 +24,12 @@ class Model(Module):
         return self.final_norm(self.layers(self.embed(tokens)))
 
 
-def trace(model: Model, output: Literal["loss", "logits", "row_logits"], max_positions: int) -> Graph:
+def trace(model: Model, output: Literal["loss", "logits", "row_logits", "hidden"], max_positions: int) -> Graph:
     """The forward graph.
 
     output: "loss" is the weighted sum of token losses (inputs targets, token_weights), with "token_loss" beside it;
-    "logits" are those of every token; "row_logits" those of the tokens that input "rows" i32 ["R"] names.
+    "logits" are those of every token; "row_logits" those of the tokens that input "rows" i32 ["R"] names; "hidden" are the
+    final hidden states, which the head would read.
     max_positions: length of the rotary tables, which is the longest document the program can hold.
     """
     graph = Graph()
@@ -42,6 +43,8 @@ def trace(model: Model, output: Literal["loss", "logits", "row_logits"], max_pos
         graph.epilogue.states["loss"] = loss
         context.builder.op("token_sum", token_loss.value, weights.value, inout={"loss": loss})
         graph.outputs = {"loss": loss, "token_loss": token_loss.value}
+    elif output == "hidden":
+        graph.outputs = {"hidden": hidden.value}
     else:
         if output == "row_logits":
             hidden = context.op("gather_rows", hidden, context.input("rows", ("R",)), label="last_hidden")

@@ -27,13 +27,15 @@ SHARED = ("last_ids", "block_tables", "counts", "bias", "logits")
 @dataclass(frozen=True)
 class ServingShape:
     """tokens, rows: of a step at most, rows being those whose logits are wanted. places: sequences that have a place in the
-    tables. blocks: of the cache. table_blocks: of one sequence at most."""
+    tables. blocks: of the cache. table_blocks: of one sequence at most. most_rows: the most rows of all programs that share one
+    memory of logits; 0: this one's."""
 
     tokens: int
     rows: int
     places: int
     blocks: int
     table_blocks: int
+    most_rows: int = 0
 
 
 def serving_graph(
@@ -56,8 +58,11 @@ def serving_program(graph: Graph, recipe: Recipe, dtypes: Mapping[str, str], sha
     """
     bindings = {"T": shape.tokens, "R": shape.rows, "S": shape.blocks * block_size, "B": shape.places,
                 "M": shape.table_blocks}
+    logits = graph.outputs["logits"]
+    outside = {**dict.fromkeys((*SHARED, *graph.constants), 0),
+               "logits": byte_count(logits.dtype, (shape.most_rows, *logits.shape[1:]))}
     return emit(graph, EmitOptions(
-        bindings, recipe.compute, dtypes, outside=frozenset((*SHARED, *graph.constants)),
+        bindings, recipe.compute, dtypes, outside=outside,
         more=lambda emitter: _sampling(emitter, shape),
     ))
 

@@ -15,8 +15,8 @@ Where values live:
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from .. import ops
@@ -40,8 +40,8 @@ class EmitOptions:
     dtype of each frozen parameter by full name. optimizer: what emits the update (None for a program that only runs
     forward). master, states: dtypes of what is kept of trained parameters, see `TrainedTypes`. prefetch: the stream
     on which copies of quantised weights are made for the products that read them, see `prefetch`; None: they are read as
-    stored. outside: names of inputs, constants, states and outputs that are bound from outside, for programs that share
-    them. more: declares the entries that follow the graph's own."""
+    stored. outside: inputs, constants, states and outputs that are bound from outside, by name, and of how many bytes that
+    memory is at least. more: declares the entries that follow the graph's own."""
 
     bindings: Mapping[str, int]
     compute: str
@@ -50,7 +50,7 @@ class EmitOptions:
     master: str = "f32"
     states: str = "f32"
     prefetch: int | None = None
-    outside: Collection[str] = ()
+    outside: Mapping[str, int] = field(default_factory=dict)
     more: Callable[[Emitter], None] | None = None
 
 
@@ -233,7 +233,8 @@ class Emitter:
         outside = {places.at(self._key(value, None))[0]: name for name, value in self.graph.outputs.items()
                    if name in self.options.outside}
         for key, name in outside.items():
-            lives[key].name = self.add_storage(name, None, lives[key].bytes, PERSISTENT)
+            size = max(lives[key].bytes, self.options.outside[name])
+            lives[key].name = self.add_storage(name, None, size, PERSISTENT)
         inside = {key: life for key, life in lives.items() if key not in outside}
         self.activation_floor = lower_bound(list(inside.values()))
         self.arena_sizes["activations"] = plan(list(inside.values()))

@@ -1,0 +1,29 @@
+"""What a model is served with, as it is asked for; `sizes` makes numbers of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """None: chosen from the model and the machine.
+
+    recipe: of precision, by name. threads: of the CPU. context: tokens of prompt and answer together. max_sequences: that run
+    at once. kv_memory: bytes of the key-value cache. token_budget: tokens of a step. adapter_slots, adapter_rank: adapters
+    that one step can use, and their largest rank; no slots, no adapters. adapter_memory: bytes of adapters in host memory,
+    from which slots are filled. run_ahead: a step is launched before the one ahead of it is read; None: on devices.
+    """
+
+    recipe: str = "bf16"
+    backend: str = "cpu"
+    device: int = 0
+    threads: int | None = None
+    context: int | None = None
+    max_sequences: int | None = None
+    kv_memory: int | None = None
+    token_budget: int | None = None
+    adapter_slots: int = 4
+    adapter_rank: int = 16
+    adapter_memory: int = 2 << 30
+    run_ahead: bool | None = None

@@ -1,0 +1,118 @@
+"""The native side of one model: its weights, its state, and a session for every bucket, all on one queue."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from surogate_core import engine
+from surogate_core.errors import ConfigError
+from surogate_core.ir.graph import Graph
+from surogate_core.model import FrozenWeights, LoadedModel
+from surogate_core.model.serving import ServingShape, serving_graph, serving_program
+from surogate_core.passes import BankSpec
+from surogate_core.passes.paged_kv import BLOCK_SIZE
+from surogate_core.program import Program
+from surogate_core.weights.formats import byte_count
+
+from . import sizes
+from .options import EngineOptions
+from .sizes import Bucket
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A session, and what it is for."""
+
+    session: engine.Session
+    bucket: Bucket
+    adapters: bool
+
+
+class Runtime:
+    """``context``: tokens of a sequence; ``places``; ``blocks``; ``token_budget``; ``vocab``; ``weights``; ``queue``.
+
+    Nothing is run here. Raises ConfigError where memory does not suffice.
+    """
+
+    def __init__(self, model: LoadedModel, recipe: Any, options: EngineOptions, bank: BankSpec | None) -> None:
+        self.model, self.recipe, self.options, self.bank = model, recipe, options, bank
+        self.queue = engine.Queue(options.backend, options.device, options.threads)
+        self.weights = FrozenWeights(model, recipe.compute, options.backend, options.device)
+        self.context = _context(model, options)
+        self.places = sizes.places(options)
+        self._graphs = [self._graph(None)] + ([] if bank is None else [self._graph(bank)])
+        self._dtypes = [self.weights.dtypes(graph) for graph in self._graphs]
+        self.vocab = self._graphs[0].outputs["logits"].shape[1]
+        self.memories: dict[str, engine.Memory] = {}
+        """What the sessions share, by storage: caches, tables, counts, banks."""
+        self.blocks = self._blocks()
+        self.context = min(self.context, self.blocks * BLOCK_SIZE)
+        self.token_budget = sizes.token_budget(options, self.context)
+
+    def open(self) -> Iterator[Opened]:
+        """Opens the sessions, those without adapters first, the largest of each kind first."""
+        for kind, graph in enumerate(self._graphs):
+            for bucket in sizes.buckets(self.options, self.context):
+                yield Opened(self._open(kind, graph, bucket), bucket, kind > 0)
+
+    def memory(self, name: str, size: int) -> engine.Memory:
+        """The state called ``name``, made at first use."""
+        if name not in self.memories:
+            self.memories[name] = engine.Memory(self.options.backend, size, self.options.device)
+        return self.memories[name]
+
+    def _graph(self, bank: BankSpec | None) -> Graph:
+        return serving_graph(self.model, self.recipe, self.weights, max_positions=self.context, adapters=bank)
+
+    def _shape(self, bucket: Bucket, blocks: int) -> ServingShape:
+        return ServingShape(bucket.tokens, bucket.rows, self.places, blocks, sizes.sequence_blocks(self.context), self.places)
+
+    def _program(self, kind: int, bucket: Bucket, blocks: int) -> Program:
+        return serving_program(self._graphs[kind], self.recipe, self._dtypes[kind], self._shape(bucket, blocks), BLOCK_SIZE)
+
+    def _open(self, kind: int, graph: Graph, bucket: Bucket) -> engine.Session:
+        program = self._program(kind, bucket, self.blocks)
+        session = self.weights.open_session(graph, program, queue=self.queue)
+        for storage in program.external():
+            if not storage.name.startswith("weight.") and storage.name not in graph.constants:
+                session.bind(storage.name, self.memory(storage.name, storage.bytes))
+        return session
+
+    def _blocks(self) -> int:
+        """What fits beside everything else, by the plan of the largest program on a cache of one block."""
+        largest = sizes.buckets(self.options, self.context)[0]
+        program = self._program(len(self._graphs) - 1, largest, 1)
+        planned = engine.plan(program.to_bytes(), self.options.backend, self.queue.threads, self.options.device)
+        needed = sum(planned["arenas"].values()) + planned["workspace"]
+        external = planned["external"]
+        mapped = self.options.backend == "cpu"  # weights that are read where their file is mapped can be dropped
+        needed += sum(size for name, size in external.items() if not (mapped and name.startswith("weight.")))
+        return sizes.blocks(self.options, self.block_bytes(), needed, sizes.sequence_blocks(self.context))
+
+    def block_bytes(self) -> int:
+        """Keys and values of one block in all layers."""
+        graph, total = self._graphs[0], 0
+        for name in graph.layers:
+            for value in graph.regions[name].states.values():
+                if value.role in ("key_cache", "value_cache"):
+                    total += byte_count(value.dtype, (BLOCK_SIZE, *value.shape[1:]))
+        return total
+
+
+def _context(model: LoadedModel, options: EngineOptions) -> int:
+    most = model.hyperparameters.max_positions
+    if options.context is not None and options.context > most:
+        raise ConfigError(f"context is {options.context}, and the model was made for at most {most} tokens")
+    return options.context or most
+
+
+def bank_of(options: EngineOptions, ranks: list[int]) -> BankSpec | None:
+    """``ranks``: of the adapters that are there from the start."""
+    if options.adapter_slots == 0:
+        return None
+    return BankSpec(options.adapter_slots, max([options.adapter_rank, *ranks]))
+
+
+__all__ = ["Opened", "Runtime", "bank_of"]

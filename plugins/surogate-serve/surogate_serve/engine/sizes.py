@@ -1,0 +1,105 @@
+"""How large everything is: sequences, cache, context, and the buckets that programs are planned for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from surogate_core import engine
+from surogate_core.errors import ConfigError
+from surogate_core.passes.paged_kv import BLOCK_SIZE
+
+from .options import EngineOptions
+
+PLACES = {"cpu": 16, "cuda": 128}
+TOKEN_BUDGET = {"cpu": 512, "cuda": 4096}
+SMALLEST_CHUNK = {"cpu": 32, "cuda": 64}
+FEW_ROWS = 8
+"""Rows of the buckets that take a prompt by itself; a whole batch's logits would cost more than the prompt does."""
+SMALL_CHUNK = 512
+"""Up to so many tokens there is a bucket of few rows."""
+
+HOST_SHARE, HOST_CAP = 0.25, 1 << 30
+"""Of the memory that is available, what a cache in host memory may take, and at most."""
+DEVICE_SHARE = 0.92
+"""Of what weights and programs leave of a device."""
+DEVICE_RESERVE = 1 << 30
+"""Bytes left to a device's libraries and to recorded graphs."""
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """A program's tokens and rows. decode: one token of each sequence."""
+
+    tokens: int
+    rows: int
+    decode: bool
+
+
+def places(options: EngineOptions) -> int:
+    return options.max_sequences or PLACES.get(options.backend, PLACES["cuda"])
+
+
+def token_budget(options: EngineOptions, context: int) -> int:
+    budget = options.token_budget or TOKEN_BUDGET.get(options.backend, TOKEN_BUDGET["cuda"])
+    return max(min(budget, _power_from(context)), places(options))
+
+
+def buckets(options: EngineOptions, context: int) -> list[Bucket]:
+    """The largest first, as sessions on a queue want to be opened."""
+    most, budget = places(options), token_budget(options, context)
+    found = {Bucket(min(count, most), min(count, most), True) for count in _powers(1, most)}
+    for tokens in _powers(min(SMALLEST_CHUNK.get(options.backend, 64), budget), budget):
+        tokens = min(tokens, budget)
+        found.add(Bucket(tokens, min(most, tokens), False))
+        if tokens <= SMALL_CHUNK and most > FEW_ROWS:
+            found.add(Bucket(tokens, min(FEW_ROWS, tokens), False))
+    return sorted(found, key=lambda bucket: (bucket.tokens, bucket.rows, bucket.decode), reverse=True)
+
+
+def blocks(options: EngineOptions, block_bytes: int, needed: int, sequence_blocks: int) -> int:
+    """Blocks of the cache. block_bytes: of all layers. needed: bytes that all else takes which is not there yet.
+    sequence_blocks: of a sequence as long as the context. Raises ConfigError where not even a small cache fits."""
+    if options.kv_memory is not None:
+        count = options.kv_memory // block_bytes
+    else:
+        count = int(_free(options, needed) // block_bytes)
+    count = min(count, places(options) * sequence_blocks)
+    least = 2 * places(options)
+    if count < least:
+        raise ConfigError(
+            f"the key-value cache would have {max(count, 0)} blocks of {block_bytes:,} bytes, and {places(options)} sequences "
+            f"need at least {least}", "Give it more memory with kv_memory, or lower max_sequences.",
+        )
+    return count
+
+
+def _free(options: EngineOptions, needed: int) -> float:
+    if options.backend == "cpu":
+        return min(HOST_SHARE * (available_host_bytes() - needed), HOST_CAP)
+    free = engine.device_info(options.backend, options.device)["free_bytes"]
+    return DEVICE_SHARE * (free - needed - DEVICE_RESERVE)
+
+
+def available_host_bytes() -> int:
+    """What the kernel says can be taken without swapping; 4 GiB where it does not say."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:
+            return next(int(line.split()[1]) << 10 for line in file if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration):
+        return 4 << 30
+
+
+def sequence_blocks(context: int) -> int:
+    return -(-context // BLOCK_SIZE)
+
+
+def _powers(first: int, last: int) -> list[int]:
+    """first, 2 first, 4 first, ... up to the first that is ``last`` or more."""
+    found = [first]
+    while found[-1] < last:
+        found.append(2 * found[-1])
+    return found
+
+
+def _power_from(count: int) -> int:
+    return 1 << max(count - 1, 0).bit_length()

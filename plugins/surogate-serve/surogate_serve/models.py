@@ -1,0 +1,271 @@
+"""A model that is served: what HTTP, the terminal and offline batches ask."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from surogate_core.data.template import load_template
+from surogate_core.engine.serving import Loop, Refusal
+from surogate_core.errors import WeightError
+from surogate_core.generate import installed_families
+from surogate_core.model import LoadedModel
+from surogate_core.plugins.manager import get_manager
+from surogate_core.train.result import ADAPTER_FOLDER, MODEL_FOLDER
+from surogate_core.weights.files import read_json
+from surogate_core.weights.peft_adapter import CONFIG_NAME
+
+from .engine import EngineOptions
+from .engine.adapters import Adapters, HeldAdapter, adapter_rank
+from .engine.embedding import Embedder, Pooling
+from .engine.loop import delta_of, fields_of, refused
+from .engine.pump import AsyncMailbox, EngineDead, Mailbox, Pump, ThreadMailbox
+from .engine.runtime import Runtime, bank_of
+from .parsers import Parser, choose_format
+from .render import render
+from .types import Delta, Generation, Prompt, Refused
+
+
+class ServedModel:
+    """``name``; ``created``: seconds since 1970; ``context``: tokens of prompt and answer together; ``tokenizer``;
+    ``adapters``: names of those that are loaded; ``parser``: of its answers; ``dead``: why the engine ended, or None.
+
+    Opened by `open`, closed by `close`. `generate`, `embed`, `load_adapter` and `unload_adapter` are for coroutines, the others
+    for any thread.
+    """
+
+    def __init__(
+        self, name: str, model: LoadedModel, options: EngineOptions = EngineOptions(),
+        adapters: Mapping[str, str | Path] | None = None,
+    ) -> None:
+        """Raises SurogateError where the model cannot be served here, and `Refused` for an adapter that cannot be loaded."""
+        self.name, self.created, self.options = name, int(time.time()), options
+        self.tokenizer = model.tokenizer()
+        self.dead: str | None = None
+        adapters = adapters or {}
+        recipe = get_manager().recipes[options.recipe]
+        bank = bank_of(options, [adapter_rank(path, model) for path in adapters.values()])
+        self.runtime = Runtime(model, recipe, options, bank)
+        self._adapters = Adapters(model, bank, recipe.compute, options.adapter_memory)
+        self._loop = self._open_loop()
+        self.context = self._loop.context
+        self._adapters.bind(self.runtime.memories, self._loop.uses)
+        self._embedder = Embedder(self.runtime)
+        for each, path in adapters.items():
+            self._adapters.load(each, path)
+        self._pump = Pump(self._poll, self._died, name)
+        self._pump.start()
+
+    @classmethod
+    def open(
+        cls, path: str | Path, name: str | None = None, options: EngineOptions = EngineOptions(),
+        adapters: Mapping[str, str | Path] | None = None,
+    ) -> ServedModel:
+        """path: a Hugging Face folder, a GGUF file, or a run's folder. name: as requests call it; None: the path's last part."""
+        place = ModelPath.of(path)
+        model = LoadedModel.open(place.base, installed_families())
+        return cls(name or place.name, model, options, {**place.adapters, **(adapters or {})})
+
+    # -- asking --------------------------------------------------------------------------------------------------------
+
+    async def generate(self, generation: Generation) -> AsyncIterator[Delta]:
+        """The deltas of all choices, each of which ends with one that has a finish. Closing this cancels the request. Raises
+        `Refused` before the first delta where the request is not taken."""
+        held = None if generation.adapter is None else await self._adapters.acquire(generation.adapter)
+        try:
+            box = AsyncMailbox()
+            number = self._submit(generation, held, box)
+            unfinished = set(range(generation.n))
+            try:
+                while unfinished:
+                    for delta in await box.get():
+                        if delta.finish is not None:
+                            unfinished.discard(delta.choice)
+                        yield delta
+            except EngineDead as death:
+                for choice in sorted(unfinished):
+                    yield Delta(choice, [], "", [], finish="error", error=f"the engine is dead: {death}")
+                unfinished.clear()
+            finally:
+                self._pump.forget(number)
+                if unfinished:
+                    self._loop.cancel(number)
+        finally:
+            if held is not None:
+                self._adapters.release(held)
+
+    def generate_many(self, generations: Sequence[Generation]) -> Iterator[tuple[int, Delta]]:
+        """Deltas as they come, each with the index of its request. Closing this cancels what is left. Raises `Refused` where
+        one of the requests is not taken; those before it are cancelled then."""
+        shared: queue.SimpleQueue[tuple[Any, list[Delta] | str]] = queue.SimpleQueue()
+        running: dict[int, int] = {}
+        unfinished: dict[int, int] = {}
+        helds: dict[int, HeldAdapter] = {}
+        try:
+            for index, generation in enumerate(generations):
+                held = None if generation.adapter is None else self._adapters.acquire_now(generation.adapter)
+                if held is not None:
+                    helds[index] = held
+                running[index] = self._submit(generation, held, ThreadMailbox(index, shared))
+                unfinished[index] = generation.n
+            while unfinished:
+                index, told = shared.get()
+                if isinstance(told, str):
+                    raise Refused(f"the engine is dead: {told}", 503, "engine_dead")
+                for delta in told:
+                    yield index, delta
+                    unfinished[index] -= delta.finish is not None
+                if unfinished.get(index) == 0:
+                    del unfinished[index]
+                    self._pump.forget(running.pop(index))
+                    self._release(helds.pop(index, None))
+        finally:
+            for number in running.values():
+                self._pump.forget(number)
+                self._loop.cancel(number)
+            for held in helds.values():
+                self._adapters.release(held)
+
+    async def embed(self, prompts: Sequence[Sequence[int]], pooling: Pooling = "mean") -> np.ndarray:
+        """float32 [len(prompts), dim]: final hidden states, their mean or the last one's. Raises `Refused`."""
+        self._check_alive()
+        return await asyncio.to_thread(self._embedder.embed, prompts, pooling)
+
+    def render(self, messages: Sequence[Mapping[str, Any]], tools: Any = None, **options: Any) -> Prompt:
+        """A conversation through the model's chat template, whose variables ``options`` are. Raises `Refused`."""
+        if self.template is None:
+            raise Refused(f"{self.name} has no chat template: send a text to /v1/completions", 400, "no_chat_template")
+        return render(self.template, self.tokenizer, messages, tools, **options)
+
+    @cached_property
+    def template(self) -> Any:
+        return load_template(None, self.tokenizer)
+
+    @cached_property
+    def parser(self) -> Parser:
+        chosen = choose_format(self.tokenizer.chat_template, dict(get_manager().parsers.items()))
+        return Parser(chosen, self.tokenizer)
+
+    def parser_named(self, name: str) -> Parser:
+        """Raises PluginError for a name that no plugin brings."""
+        return Parser(get_manager().parsers[name], self.tokenizer)
+
+    # -- adapters ------------------------------------------------------------------------------------------------------
+
+    @property
+    def adapters(self) -> list[str]:
+        return self._adapters.names
+
+    def adapter_details(self) -> list[dict[str, object]]:
+        return self._adapters.describe()
+
+    async def load_adapter(self, name: str, path: str | Path) -> None:
+        """Loads a PEFT folder under ``name``, or in place of the one that has it. Raises `Refused`."""
+        await asyncio.to_thread(self._adapters.load, name, path)
+
+    async def unload_adapter(self, name: str) -> None:
+        """Requests that run with it go on. Raises `Refused`."""
+        await asyncio.to_thread(self._adapters.unload, name)
+
+    # -- the engine ----------------------------------------------------------------------------------------------------
+
+    def stats(self) -> dict[str, Any]:
+        """What `Loop.stats` tells, and kv_usage (0 to 1), prefix_queries, prefix_hits (tokens), adapters."""
+        stats = self._loop.stats()
+        blocks = stats["blocks"]
+        return {
+            **stats, "kv_usage": blocks["used"] / max(blocks["total"], 1), "prefix_queries": stats["cache_queries"],
+            "prefix_hits": stats["cache_hits"], "adapters": self.adapter_details(), "context": self.context,
+            "places": self.runtime.places,
+        }
+
+    def drain(self, timeout: float) -> bool:
+        """Takes no more requests, and waits until those there are complete; whether they are."""
+        return self._loop.drain(timeout)
+
+    def close(self, timeout: float = 0.0) -> None:
+        """Drains for ``timeout`` seconds, then ends what is left as cancelled."""
+        if timeout > 0 and self.dead is None:
+            self._loop.drain(timeout)
+        self._loop.stop()
+        self._pump.stop()
+
+    def _open_loop(self) -> Loop:
+        runtime, options = self.runtime, self.options
+        loop = Loop(
+            places=runtime.places, num_blocks=runtime.blocks, context=runtime.context, token_budget=runtime.token_budget,
+            vocab=runtime.vocab, run_ahead=options.backend != "cpu" if options.run_ahead is None else options.run_ahead,
+        )
+        for opened in runtime.open():
+            bucket = opened.bucket
+            loop.add_session(opened.session, bucket.tokens, bucket.rows, opened.adapters, bucket.decode)
+        known = self.tokenizer.vocab_size
+        special = {self.tokenizer.token_id(text) for text in self.tokenizer.special_tokens}
+        texts = [self.tokenizer.token_bytes(token) if token < known else b"" for token in range(runtime.vocab)]
+        loop.set_tokenizer(texts, [token in special for token in range(runtime.vocab)], self.tokenizer.stop_token_ids)
+        loop.start()
+        return loop
+
+    def _submit(self, generation: Generation, held: HeldAdapter | None, box: Mailbox) -> int:
+        self._check_alive()
+        adapter = None if held is None else (held.slot, held.key)
+        fields = fields_of(generation, [], adapter)
+        try:
+            return self._pump.submit(lambda: self._loop.submit(generation.prompt, **fields), box)
+        except Refusal as refusal:
+            raise refused(refusal, generation, self.context) from None
+        except EngineDead as death:
+            raise Refused(f"the engine is dead: {death}", 503, "engine_dead") from None
+
+    def _release(self, held: HeldAdapter | None) -> None:
+        if held is not None:
+            self._adapters.release(held)
+
+    def _check_alive(self) -> None:
+        if self.dead is not None:
+            raise Refused(f"the engine is dead: {self.dead}", 503, "engine_dead")
+
+    def _poll(self, timeout: float) -> Iterator[tuple[int, Delta]]:
+        return map(delta_of, self._loop.poll(timeout))
+
+    def _died(self, reason: str) -> None:
+        self.dead = reason
+
+
+class ModelPath:
+    """``base``: the weights. ``adapters``: that come with them, by name. ``name``."""
+
+    def __init__(self, base: Path, name: str, adapters: Mapping[str, Path]) -> None:
+        self.base, self.name, self.adapters = base, name, adapters
+
+    @classmethod
+    def of(cls, path: str | Path) -> ModelPath:
+        """Of a folder, a file, or a run's folder, which has an adapter (named as the run, beside its base) or a model."""
+        path = Path(path).expanduser()
+        name = path.resolve().name.removesuffix(".gguf")
+        if (path / MODEL_FOLDER / "config.json").exists():
+            return cls(path / MODEL_FOLDER, name, {})
+        for folder in (path / ADAPTER_FOLDER, path):
+            if (folder / CONFIG_NAME).exists():
+                base = read_adapter_base(folder)
+                return cls(base, base.resolve().name.removesuffix(".gguf"), {name: folder})
+        return cls(path, name, {})
+
+
+def read_adapter_base(folder: Path) -> Path:
+    """The model that a PEFT adapter says it was trained on. WeightError where it is not on this machine."""
+    named = read_json(folder / CONFIG_NAME).get("base_model_name_or_path")
+    for base in () if not named else (Path(named).expanduser(), folder / str(named)):
+        if base.exists():
+            return base
+    raise WeightError(
+        f"{folder} is an adapter of {named!r}, which is not on this machine",
+        "Name the model first, and the adapter beside it: --adapter NAME=FOLDER.",
+    )
