@@ -8,6 +8,7 @@
 #include "loader.h"
 #include "registry.h"
 #include "run_op.h"
+#include "serving.h"
 #include "serving_parts.h"
 #include "session.h"
 
@@ -112,6 +113,7 @@ NB_MODULE(_native, m) {
         nb::arg("backend"), nb::arg("kernel"), nb::arg("threads"));
   bind_session(m);
   bind_serving_parts(m);
+  bind_serving(m);
 }
 
 }  // namespace surogate::python

@@ -322,6 +322,8 @@ nb::dict device_info(const std::string &backend, int32_t device) {
   return row;
 }
 
+Session &session_of(nb::handle object) { return nb::cast<BoundSession &>(object).session; }
+
 void bind_session(nb::module_ &m) {
   nb::class_<Block>(m, "Memory")
       .def_prop_ro("bytes", [](const Block &self) { return self.bytes; })

@@ -109,6 +109,10 @@ class Session:
             program, backend, device, threads or default_threads(), graphs, False, None if queue is None else queue.native
         )
 
+    @property
+    def native(self) -> Any:
+        return self._session
+
     def bind(self, storage: str, buffer: Any) -> None:
         """Gives an external storage its memory, which the session keeps alive until another takes its place.
 
