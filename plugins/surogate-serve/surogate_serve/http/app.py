@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from ..types import Refused
-from . import chat, health, models_route
+from . import admin, chat, completions, embeddings, health, messages, models_route, responses, tokenize
 from .errors import error_answer
 from .guard import Guard
 from .limits import Settings
@@ -22,7 +22,16 @@ from .metrics import Metrics
 from .requests import exchange_of
 from .schema import document
 
-ROUTERS = (chat.router, models_route.router)
+ROUTERS = (
+    chat.router,
+    completions.router,
+    embeddings.router,
+    messages.router,
+    models_route.router,
+    responses.router,
+    tokenize.router,
+    admin.router,
+)
 """Of the APIs: each is given the models by name and the settings."""
 
 

@@ -63,4 +63,5 @@ def router(models: Mapping[str, Any], metrics: Metrics, draining: Callable[[], b
         ("/metrics", route.metrics, "Figures for Prometheus"),
     ):
         routes.add_api_route(path, endpoint, methods=["GET"], summary=text, response_model=None)
+        routes.add_api_route(path, endpoint, methods=["HEAD"], include_in_schema=False, response_model=None)
     return routes

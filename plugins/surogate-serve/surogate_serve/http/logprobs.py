@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
@@ -53,16 +54,18 @@ class CompletionLogprobs:
 
     def __init__(self, texts: TokenTexts, offset: int = 0) -> None:
         self._texts, self._offset = texts, offset
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def lists(self, logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
         """Of the tokens that came now. The first token of a prompt has neither a log-probability nor alternatives. The
         token itself is among its alternatives, as its likelihood is asked for there."""
+        texts = self._texts
         tokens, values, tops, offsets = [], [], [], []
         for each in logprobs:
-            text = self._texts.text_of(each.token)
+            text = texts.text_of(each.token)
             tokens.append(text)
             offsets.append(self._offset)
-            self._offset += len(text)
+            self._offset += len(self._decoder.decode(texts.bytes_of(each.token)))
             if each.logprob is None:
                 values.append(None)
                 tops.append(None)
@@ -70,6 +73,6 @@ class CompletionLogprobs:
             values.append(finite(each.logprob))
             top: dict[str, float] = {}
             for token, logprob in (*each.top, (each.token, each.logprob)):
-                top.setdefault(self._texts.text_of(token), finite(logprob))
+                top.setdefault(texts.text_of(token), finite(logprob))
             tops.append(top)
         return {"tokens": tokens, "token_logprobs": values, "top_logprobs": tops, "text_offset": offsets}

@@ -196,11 +196,11 @@ def generation_of(
     vocab_size = chosen.model.tokenizer.vocab_size
     if any(token >= vocab_size for token in fields.stop_token_ids or ()):
         raise Refused(f"stop_token_ids must be below {vocab_size}", param="stop_token_ids")
+    more.setdefault("n", fields.choices)
     return Generation(
         prompt=prompt,
         max_tokens=max_tokens,
         sampling=sampling_of(fields, vocab_size),
-        n=fields.choices,
         stop=stop_strings(fields.stop, limits),
         include_stop=bool(fields.include_stop_str_in_output),
         stop_token_ids=tuple(fields.stop_token_ids or ()),

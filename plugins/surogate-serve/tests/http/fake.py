@@ -39,7 +39,7 @@ class FakeTokenizer:
         return [
             self.id_of(piece)
             for part in parts
-            for piece in ([part] if part in _SPECIAL else re.findall(r"\s?\w+|\s|[^\w\s]", part))
+            for piece in ([part] if parse_special and part in _SPECIAL else re.findall(r"\s?\w+|\s|[^\w\s]", part))
         ]
 
     def decode(self, ids: list[int], skip_special: bool = False) -> str:

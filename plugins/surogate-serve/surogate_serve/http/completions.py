@@ -1,0 +1,175 @@
+"""`POST /v1/completions`: texts and token ids continued as they are, without a template or a parser."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from typing import Annotated, Any
+
+from fastapi import APIRouter
+from pydantic import Field
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ..types import Delta, Generation, Prompt, Refused
+from .completions_reply import CompletionReply, Continued
+from .constraints import constraint_of
+from .limits import Settings
+from .logprobs import TokenTexts
+from .prompts import prompts_of
+from .requests import (
+    Chosen,
+    GenerationFields,
+    exchange_of,
+    generation_of,
+    json_bytes,
+    parser_of,
+    read,
+    resolve,
+    room,
+)
+from .schema import json_body
+from .sse import open_stream
+
+DEFAULT_TOKENS = 16
+Numbered = tuple[int, Delta]
+"""Index of the prompt, and what one of its choices gained."""
+
+
+class CompletionRequest(GenerationFields):
+    """A request for completions. prompt: a text, a list of texts, token ids, or a list of lists of token ids."""
+
+    prompt: Any
+    max_tokens: Annotated[int, Field(ge=0)] | None = None
+    echo: bool | None = None
+    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    best_of: Annotated[int, Field(ge=1, le=128)] | None = None
+    suffix: str | None = None
+    add_special_tokens: bool | None = None
+    return_token_ids: bool | None = None
+    response_format: dict[str, Any] | None = None
+
+
+class CompletionsRoute:
+    """The route, over all models of a server."""
+
+    def __init__(self, models: Mapping[str, Any], settings: Settings) -> None:
+        self._models, self._settings = models, settings
+        self._texts = {name: TokenTexts(model.tokenizer) for name, model in models.items()}
+
+    async def answer(self, request: Request) -> Response:
+        exchange, limits = exchange_of(request), self._settings.limits
+        fields = await read(request, CompletionRequest, self._settings)
+        chosen = resolve(self._models, fields.model)
+        _check_supported(fields)
+        tokenizer = chosen.model.tokenizer
+        with_special = fields.add_special_tokens is not False
+        prompts = await asyncio.to_thread(
+            prompts_of, fields.prompt, tokenizer, "prompt", limits.prompts, add_special_tokens=with_special
+        )
+        wanted = DEFAULT_TOKENS if fields.max_tokens is None else fields.max_tokens
+        rooms = [room(chosen.model, prompt, wanted, "prompt") for prompt in prompts]
+        constraint = await constraint_of(
+            chosen.model, parser_of(chosen.model, self._settings), Prompt(()), fields, (), "none"
+        )
+        generations = [
+            self._generation(fields, chosen, prompt, tokens, constraint.grammar)
+            for prompt, tokens in zip(prompts, rooms, strict=True)
+        ]
+        reply = CompletionReply(
+            id=f"cmpl-{uuid.uuid4().hex}",
+            model=fields.model,
+            created=int(time.time()),
+            prompts=[self._continued(fields, chosen, prompt, tokenizer) for prompt in prompts],
+            keep=fields.choices,
+            logprobs=fields.logprobs is not None,
+            include_usage=fields.include_usage,
+            token_ids=bool(fields.return_token_ids),
+            no_tokens=wanted == 0,
+        )
+        deltas = merged(chosen.model, generations if reply.needs_engine else [])
+        if fields.stream:
+            return await open_stream(reply.frames(deltas), reply.ending, limits, exchange)
+        return Response(json_bytes(await reply.whole(deltas)), media_type="application/json")
+
+    def _generation(
+        self, fields: CompletionRequest, chosen: Chosen, prompt: Sequence[int], tokens: int, grammar: Any
+    ) -> Generation:
+        """Of no tokens, one is made and not told: the engine's answers have at least one."""
+        best_of = fields.best_of or fields.choices
+        ranked = best_of > fields.choices
+        generation = generation_of(
+            fields, chosen, prompt, max(tokens, 1), self._settings.limits,
+            logprobs=0 if ranked and fields.logprobs is None else fields.logprobs,
+            prompt_logprobs=bool(fields.echo) and fields.logprobs is not None, grammar=grammar,
+            n=best_of,
+        )  # fmt: skip
+        if len(prompt) + 1 > chosen.model.context:
+            raise Refused(
+                "the prompt fills the context: an answer needs one token of room", 400, "context_length_exceeded"
+            )
+        return generation
+
+    def _continued(self, fields: CompletionRequest, chosen: Chosen, prompt: list[int], tokenizer: Any) -> Continued:
+        texts = self._texts[chosen.model.name]
+        text = tokenizer.decode(prompt) if fields.echo and not isinstance(fields.prompt, str) else ""
+        if fields.echo and isinstance(fields.prompt, str):
+            text = fields.prompt
+        return Continued(prompt, text, bool(fields.echo), fields.best_of or fields.choices, texts)
+
+
+def _check_supported(fields: CompletionRequest) -> None:
+    if fields.suffix:
+        raise Refused("this server does not fill in before a suffix", 501, "unsupported", "suffix")
+    if fields.best_of is not None and fields.best_of < fields.choices:
+        raise Refused("best_of must be at least n", param="best_of")
+    if fields.best_of is not None and fields.best_of > fields.choices and fields.stream:
+        raise Refused("a stream cannot tell the best of several: best_of must be n", param="best_of")
+
+
+async def merged(model: Any, generations: Sequence[Generation]) -> AsyncGenerator[Numbered, None]:
+    """The deltas of several requests as they come. Closing it cancels all; what one raises ends them all."""
+    if len(generations) == 1:
+        async with aclosing(model.generate(generations[0])) as deltas:
+            async for delta in deltas:
+                yield 0, delta
+        return
+    arrived: asyncio.Queue[tuple[int, Delta | Exception | None]] = asyncio.Queue()
+
+    async def follow(index: int, generation: Generation) -> None:
+        try:
+            async with aclosing(model.generate(generation)) as deltas:
+                async for delta in deltas:
+                    arrived.put_nowait((index, delta))
+            arrived.put_nowait((index, None))
+        except Exception as error:
+            arrived.put_nowait((index, error))
+
+    tasks = [asyncio.create_task(follow(index, each)) for index, each in enumerate(generations)]
+    running = len(tasks)
+    try:
+        while running:
+            index, item = await arrived.get()
+            if isinstance(item, Exception):
+                raise item
+            if item is None:
+                running -= 1
+            else:
+                yield index, item
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def router(models: Mapping[str, Any], settings: Settings) -> APIRouter:
+    """The routes of this module."""
+    routes = APIRouter(tags=["OpenAI"])
+    routes.add_api_route(
+        "/v1/completions", CompletionsRoute(models, settings).answer, methods=["POST"],
+        summary="Texts continued", openapi_extra=json_body(CompletionRequest), response_model=None,
+    )  # fmt: skip
+    return routes

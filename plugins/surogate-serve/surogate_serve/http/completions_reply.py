@@ -1,0 +1,175 @@
+"""Continued texts in the shapes of completions: whole, and as chunks."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..types import Delta, Refused, TokenLogprob, Usage
+from .chat_reply import usage_body
+from .errors import openai_error
+from .logprobs import CompletionLogprobs, TokenTexts
+from .requests import json_bytes
+from .sse import DONE, data_frame, quoted
+
+FINISH = {"stop": "stop", "length": "length", "context": "length"}
+Deltas = AsyncGenerator[tuple[int, Delta], None]
+
+
+@dataclass
+class Choice:
+    """One continuation as it goes on."""
+
+    logprobs: CompletionLogprobs
+    text: list[str] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    of_tokens: list[TokenLogprob] = field(default_factory=list)
+    started: bool = False
+    finish: str | None = None
+    stop: str | int | None = None
+
+    def mean_logprob(self) -> float:
+        values = [each.logprob for each in self.of_tokens if each.logprob is not None]
+        return sum(values) / len(values) if values else float("-inf")
+
+
+class Continued:
+    """A prompt and its continuations. text: of the prompt, where it is echoed."""
+
+    def __init__(self, tokens: list[int], text: str, echo: bool, choices: int, texts: TokenTexts) -> None:
+        self.tokens, self.text, self.echo = tokens, text, echo
+        self.choices = [Choice(CompletionLogprobs(texts)) for _ in range(choices)]
+        self.prompt_logprobs: list[TokenLogprob] = []
+        self.cached = 0
+
+
+class CompletionReply:
+    """One answer. keep: how many continuations of each prompt are told, the likeliest ones. no_tokens: nothing is
+    generated beside what an echo asks for."""
+
+    def __init__(
+        self,
+        *,
+        id: str,
+        model: str,
+        created: int,
+        prompts: list[Continued],
+        keep: int,
+        logprobs: bool,
+        include_usage: bool,
+        token_ids: bool,
+        no_tokens: bool,
+    ) -> None:
+        self._head = {"id": id, "object": "text_completion", "created": created, "model": model}
+        self._prompts, self._keep, self._logprobs = prompts, keep, logprobs
+        self._include_usage, self._token_ids, self._no_tokens = include_usage, token_ids, no_tokens
+        self.needs_engine = not no_tokens or (logprobs and prompts[0].echo)
+
+    # -- whole -------------------------------------------------------------------------------------------------------
+
+    async def whole(self, deltas: Deltas) -> dict[str, Any]:
+        """The whole answer. Raises `Refused` where a continuation ended in an error."""
+        async with aclosing(deltas):
+            async for index, delta in deltas:
+                self._take(self._prompts[index], delta)
+        choices = []
+        for place, continued in enumerate(self._prompts):
+            best = continued.choices
+            if len(best) > self._keep:
+                best = sorted(best, key=Choice.mean_logprob, reverse=True)[: self._keep]
+            choices += [self._choice(place * self._keep + i, continued, choice) for i, choice in enumerate(best)]
+        return self._head | {"choices": choices, "usage": usage_body(self._usage()), "system_fingerprint": None}
+
+    def _take(self, continued: Continued, delta: Delta) -> tuple[Choice, str, list[TokenLogprob]]:
+        """Notes a delta; gives its choice, and text and log-probabilities of it with what an echo puts before the
+        first."""
+        if delta.finish in ("error", "cancelled"):
+            raise Refused(delta.error or "the engine could not finish this answer", 500, "generation_failed")
+        choice = continued.choices[delta.choice]
+        continued.cached = max(continued.cached, delta.cached_tokens)
+        text, logprobs, tokens = delta.text, delta.logprobs or [], delta.tokens
+        if self._no_tokens:
+            text, logprobs, tokens = "", [], []
+        if delta.prompt_logprobs is not None:
+            continued.prompt_logprobs = delta.prompt_logprobs
+        if not choice.started:
+            choice.started = True
+            if continued.echo:
+                text, logprobs = continued.text + text, [*continued.prompt_logprobs, *logprobs]
+        choice.text.append(text)
+        choice.tokens += tokens
+        choice.of_tokens += logprobs
+        if delta.finish is not None:
+            choice.finish = "length" if self._no_tokens else FINISH[delta.finish]
+            choice.stop = None if self._no_tokens else delta.stop
+        return choice, text, logprobs
+
+    def _choice(self, index: int, continued: Continued, choice: Choice) -> dict[str, Any]:
+        if not self.needs_engine:
+            choice.text, choice.finish = [continued.text], "length"
+        body: dict[str, Any] = {
+            "index": index,
+            "text": "".join(choice.text),
+            "logprobs": choice.logprobs.lists(choice.of_tokens) if self._logprobs else None,
+            "finish_reason": choice.finish,
+        }
+        if choice.stop is not None:
+            body["stop_reason"] = choice.stop
+        if self._token_ids:
+            body |= {"token_ids": choice.tokens, "prompt_token_ids": continued.tokens}
+        return body
+
+    def _usage(self) -> Usage:
+        return Usage(
+            prompt_tokens=sum(len(each.tokens) for each in self._prompts),
+            cached_tokens=sum(each.cached for each in self._prompts),
+            completion_tokens=sum(len(choice.tokens) for each in self._prompts for choice in each.choices),
+        )
+
+    # -- chunks ------------------------------------------------------------------------------------------------------
+
+    async def frames(self, deltas: Deltas) -> AsyncGenerator[bytes, None]:
+        """The chunks."""
+        head = b"data: " + json_bytes(self._head | {"system_fingerprint": None})[:-1]
+        tail = b'}],"usage":null}\n\n' if self._include_usage else b"}]}\n\n"
+        begin = head + b',"choices":[{"index":%d,"text":%b,"logprobs":%b,"finish_reason":%b'
+        started = False
+        async with aclosing(deltas):
+            async for place, delta in deltas:
+                continued = self._prompts[place]
+                try:
+                    choice, text, logprobs = self._take(continued, delta)
+                except Refused as refused:
+                    if not started:
+                        raise
+                    yield self.ending(refused)
+                    return
+                started = True
+                lists = json_bytes(choice.logprobs.lists(logprobs)) if self._logprobs else b"null"
+                finish = json_bytes(choice.finish) if delta.finish is not None else b"null"
+                if not text and delta.finish is None and not (self._logprobs and logprobs):
+                    continue
+                frame = begin % (place * self._keep + delta.choice, quoted(text), lists, finish)
+                yield frame + self._extras(continued, choice, delta) + tail
+        if not self.needs_engine:
+            for place, continued in enumerate(self._prompts):
+                for i in range(self._keep):
+                    index = place * self._keep + i
+                    yield begin % (index, quoted(continued.text), b"null", b'"length"') + tail
+        if self._include_usage:
+            yield head + b',"choices":[],"usage":' + json_bytes(usage_body(self._usage())) + b"}\n\n"
+        yield DONE
+
+    def _extras(self, continued: Continued, choice: Choice, delta: Delta) -> bytes:
+        extras = b""
+        if delta.finish is not None and choice.stop is not None:
+            extras += b',"stop_reason":' + json_bytes(choice.stop)
+        if self._token_ids:
+            extras += b',"token_ids":' + json_bytes([] if self._no_tokens else delta.tokens)
+        return extras
+
+    def ending(self, refused: Refused) -> bytes:
+        """What ends a stream that cannot go on."""
+        return data_frame(json_bytes(openai_error(refused))) + DONE

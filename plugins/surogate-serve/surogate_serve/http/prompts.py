@@ -1,0 +1,51 @@
+"""Texts and token ids as completions and embeddings take them: one or several, of either kind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..types import Refused
+from .limits import MAX_ECHO
+
+
+def prompts_of(given: Any, tokenizer: Any, param: str, limit: int, add_special_tokens: bool = True) -> list[list[int]]:
+    """Token ids of every prompt: ``given`` is a text, a list of texts, a list of ids or a list of lists of ids. Raises
+    `Refused` that names ``param``."""
+    if isinstance(given, str):
+        return [_encode(given, tokenizer, param, add_special_tokens)]
+    if not isinstance(given, list) or not given:
+        raise Refused(f"{param} must be a text, token ids, or a list of either, and not empty", param=param)
+    if isinstance(given[0], int):
+        return [_ids(given, tokenizer, param)]
+    if len(given) > limit:
+        raise Refused(f"at most {limit} prompts may be given, not {len(given)}", param=param)
+    prompts = []
+    for index, each in enumerate(given):
+        at = f"{param}[{index}]"
+        if isinstance(each, str):
+            prompts.append(_encode(each, tokenizer, at, add_special_tokens))
+        elif isinstance(each, list):
+            prompts.append(_ids(each, tokenizer, at))
+        else:
+            raise Refused(f"{at} must be a text or a list of token ids", param=at)
+    return prompts
+
+
+def _encode(text: str, tokenizer: Any, param: str, add_special_tokens: bool) -> list[int]:
+    tokens = tokenizer.encode(text, add_special_tokens=add_special_tokens)
+    if not tokens:
+        raise Refused(f"{param} is empty, and this model needs at least one token", param=param)
+    return tokens
+
+
+def _ids(given: list[Any], tokenizer: Any, param: str) -> list[int]:
+    if not given:
+        raise Refused(f"{param} is empty, and this model needs at least one token", param=param)
+    size = tokenizer.vocab_size
+    for index, token in enumerate(given):
+        if type(token) is not int or not 0 <= token < size:
+            raise Refused(
+                f"token ids are whole numbers from 0 to {size - 1}, not {repr(token)[:MAX_ECHO]}",
+                param=f"{param}[{index}]",
+            )
+    return given
