@@ -6,7 +6,7 @@ with penalties, biases and masks), "logprobs" (of the logits as they are).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from ..dsl import trace
@@ -14,7 +14,7 @@ from ..ir.graph import Graph
 from ..ops.sample import DRAW, SAMPLING
 from ..ops.token_logprobs import MOST
 from ..passes import BankSpec, Recipe, adapter_bank, dead_code, feed_tokens, fuse, fuse_projections, paged_kv, precision
-from ..program import EmitOptions, Emitter, Instruction, Program, emit
+from ..program import EmitOptions, Emitter, Instruction, Program, emit_each
 from ..program.program import HOST_WRITTEN, PERSISTENT
 from ..weights.formats import byte_count
 from .binding import FrozenWeights
@@ -56,15 +56,27 @@ def serving_program(graph: Graph, recipe: Recipe, dtypes: Mapping[str, str], sha
 
     External beside weights and states of the layers: `SHARED` and the graph's constants.
     """
+    return next(serving_programs(graph, recipe, dtypes, [shape], block_size))
+
+
+def serving_programs(
+    graph: Graph, recipe: Recipe, dtypes: Mapping[str, str], shapes: Iterable[ServingShape], block_size: int
+) -> Iterator[Program]:
+    """Those of several buckets, one after another, for less than each by itself would take."""
+    return emit_each(graph, (_options(graph, recipe, dtypes, shape, block_size) for shape in shapes))
+
+
+def _options(
+    graph: Graph, recipe: Recipe, dtypes: Mapping[str, str], shape: ServingShape, block_size: int
+) -> EmitOptions:
     bindings = {"T": shape.tokens, "R": shape.rows, "S": shape.blocks * block_size, "B": shape.places,
                 "M": shape.table_blocks}
     logits = graph.outputs["logits"]
     outside = {**dict.fromkeys((*SHARED, *graph.constants), 0),
                "logits": byte_count(logits.dtype, (shape.most_rows, *logits.shape[1:]))}
-    return emit(graph, EmitOptions(
-        bindings, recipe.compute, dtypes, outside=outside,
-        more=lambda emitter: _sampling(emitter, shape),
-    ))
+    return EmitOptions(
+        bindings, recipe.compute, dtypes, outside=outside, more=lambda emitter: _sampling(emitter, shape)
+    )
 
 
 def _sampling(emitter: Emitter, shape: ServingShape) -> None:
@@ -89,4 +101,4 @@ def _sampling(emitter: Emitter, shape: ServingShape) -> None:
     emitter.add_entry("logprobs", [Instruction("token_logprobs", ("logits", sampled, draw), probable)])
 
 
-__all__ = ["SHARED", "ServingShape", "serving_graph", "serving_program"]
+__all__ = ["SHARED", "ServingShape", "serving_graph", "serving_program", "serving_programs"]

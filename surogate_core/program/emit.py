@@ -15,7 +15,7 @@ Where values live:
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -62,15 +62,27 @@ def emit(graph: Graph, options: EmitOptions) -> Program:
     return Emitter(graph, options).run()
 
 
+def emit_each(graph: Graph, options: Iterable[EmitOptions]) -> Iterator[Program]:
+    """Programs of one graph for several lengths of its symbolic dimensions. What is decided whatever they are is decided
+    once. They must agree in all but ``bindings``, ``outside`` and ``more``."""
+    first: Emitter | None = None
+    for each in options:
+        emitter = Emitter(graph, each, first)
+        first = first or emitter
+        yield emitter.run()
+
+
 class Emitter:
     """One emission. ``add_storage``, ``add_tensor`` and ``add_entry`` are what other modules declare theirs with."""
 
-    def __init__(self, graph: Graph, options: EmitOptions) -> None:
+    def __init__(self, graph: Graph, options: EmitOptions, like: Emitter | None = None) -> None:
+        """``like``: an emission of the same graph, which is over; only its bindings may be others."""
         self.graph, self.options = graph, options
         self.program = Program()
         self.names: dict[Key, str] = {}
-        self.alias: dict[Key, Key] = {}
-        self.places = Places(self._shape)
+        self.alias: dict[Key, Key] = {} if like is None else like.alias
+        self.places = Places(self._shape) if like is None else like.places
+        self.calls: list[Call] | None = None if like is None else like.calls
         self.param_names = {(v, layer): name for name, v, layer in graph.instances()}
         self.parts = {name: parts for name, _, _, parts in graph.joined_instances()}
         self.param_names |= {(v, layer): name for name, v, layer, _ in graph.joined_instances()}
@@ -82,9 +94,9 @@ class Emitter:
         self.viewed: set[str] = set()
 
     def run(self) -> Program:
-        calls = self._sweep(self._unroll())
-        if self.options.prefetch is not None:
-            calls = prefetch(calls, self._is_quantised, self.options.prefetch)
+        if self.calls is None:
+            self.calls = self._decide()
+        calls = self.calls
         self._place_fixed(calls)
         self._place_activations(calls)
         self._entries(calls)
@@ -94,6 +106,14 @@ class Emitter:
         program.arenas = [Arena(name, size) for name, size in self.arena_sizes.items()]
         program.fingerprint = hashlib.sha256(program.to_bytes()).digest()
         return program
+
+    def _decide(self) -> list[Call]:
+        """What runs, and what lies in what: no length of a symbolic dimension matters to it."""
+        calls = self._sweep(self._unroll())
+        if self.options.prefetch is not None:
+            calls = prefetch(calls, self._is_quantised, self.options.prefetch)
+        self.places.settle(calls, [self._key(v, None) for v in self.graph.outputs.values()])
+        return calls
 
     # -- unrolling ---------------------------------------------------------------------------------------------------
 
@@ -229,7 +249,7 @@ class Emitter:
 
     def _place_activations(self, calls: list[Call]) -> None:
         places = self.places
-        lives = places.settle(calls, [self._key(v, None) for v in self.graph.outputs.values()])
+        lives = places.lives(calls, self._shape)
         outside = {places.at(self._key(value, None))[0]: name for name, value in self.graph.outputs.items()
                    if name in self.options.outside}
         for key, name in outside.items():

@@ -68,8 +68,8 @@ class Places:
 
     # -- in place ----------------------------------------------------------------------------------------------------
 
-    def settle(self, calls: Sequence[Call], outputs: Sequence[Key]) -> dict[Key, Life]:
-        """Decides what is written in place; returns the life of every root. ``outputs`` are read after the last call."""
+    def settle(self, calls: Sequence[Call], outputs: Sequence[Key]) -> None:
+        """Decides what is written in place. ``outputs`` are read after the last call."""
         self._use = _uses(calls, outputs)
         self._any_rows = _take_rows_apart(calls)
         self._occupants: dict[Key, list[Key]] = {}
@@ -84,7 +84,6 @@ class Places:
                 taken.append(call.outputs[0])
         for key in taken:
             self._give_back(key)
-        return self._lives(calls)
 
     def _take(self, key: Key, donor: Key) -> None:
         self._occupants[self.at(key)[0]].remove(key)
@@ -154,7 +153,8 @@ class Places:
 
     # -- lives -------------------------------------------------------------------------------------------------------
 
-    def _lives(self, calls: Sequence[Call]) -> dict[Key, Life]:
+    def lives(self, calls: Sequence[Call], shape: Callable[[Value], tuple[int, ...]]) -> dict[Key, Life]:
+        """The life of every root, of the bytes that it has where values have that ``shape``. After `settle`."""
         lives: dict[Key, Life] = {}
         for index, call in enumerate(calls):
             for key in call.outputs:
@@ -162,7 +162,7 @@ class Places:
                     continue
                 root = self.at(key)[0]
                 if root not in lives:
-                    size = byte_count(root[0].dtype, self._shape(root[0]))
+                    size = byte_count(root[0].dtype, shape(root[0]))
                     lives[root] = Life(f"a{len(lives)}", size, index, index)
                 lives[root].end = max(lives[root].end, self._use[key][1])
         for key, (_, last) in self._use.items():

@@ -10,7 +10,7 @@ from surogate_core import engine
 from surogate_core.errors import ConfigError
 from surogate_core.ir.graph import Graph
 from surogate_core.model import FrozenWeights, LoadedModel
-from surogate_core.model.serving import ServingShape, serving_graph, serving_program
+from surogate_core.model.serving import ServingShape, serving_graph, serving_program, serving_programs
 from surogate_core.passes import BankSpec
 from surogate_core.passes.paged_kv import BLOCK_SIZE
 from surogate_core.program import Program
@@ -54,8 +54,11 @@ class Runtime:
     def open(self) -> Iterator[Opened]:
         """Opens the sessions, those without adapters first, the largest of each kind first."""
         for kind, graph in enumerate(self._graphs):
-            for bucket in sizes.buckets(self.options, self.context):
-                yield Opened(self._open(kind, graph, bucket), bucket, kind > 0)
+            buckets = sizes.buckets(self.options, self.context, few_rows=kind == 0)
+            shapes = [self._shape(bucket, self.blocks) for bucket in buckets]
+            programs = serving_programs(graph, self.recipe, self._dtypes[kind], shapes, BLOCK_SIZE)
+            for bucket, program in zip(buckets, programs, strict=True):
+                yield Opened(self._open(graph, program), bucket, kind > 0)
 
     def memory(self, name: str, size: int) -> engine.Memory:
         """The state called ``name``, made at first use."""
@@ -69,11 +72,7 @@ class Runtime:
     def _shape(self, bucket: Bucket, blocks: int) -> ServingShape:
         return ServingShape(bucket.tokens, bucket.rows, self.places, blocks, sizes.sequence_blocks(self.context), self.places)
 
-    def _program(self, kind: int, bucket: Bucket, blocks: int) -> Program:
-        return serving_program(self._graphs[kind], self.recipe, self._dtypes[kind], self._shape(bucket, blocks), BLOCK_SIZE)
-
-    def _open(self, kind: int, graph: Graph, bucket: Bucket) -> engine.Session:
-        program = self._program(kind, bucket, self.blocks)
+    def _open(self, graph: Graph, program: Program) -> engine.Session:
         session = self.weights.open_session(graph, program, queue=self.queue)
         for storage in program.external():
             if not storage.name.startswith("weight.") and storage.name not in graph.constants:
@@ -82,8 +81,8 @@ class Runtime:
 
     def _blocks(self) -> int:
         """What fits beside everything else, by the plan of the largest program on a cache of one block."""
-        largest = sizes.buckets(self.options, self.context)[0]
-        program = self._program(len(self._graphs) - 1, largest, 1)
+        shape = self._shape(sizes.buckets(self.options, self.context)[0], 1)
+        program = serving_program(self._graphs[-1], self.recipe, self._dtypes[-1], shape, BLOCK_SIZE)
         planned = engine.plan(program.to_bytes(), self.options.backend, self.queue.threads, self.options.device)
         needed = sum(planned["arenas"].values()) + planned["workspace"]
         external = planned["external"]

@@ -44,14 +44,14 @@ def token_budget(options: EngineOptions, context: int) -> int:
     return max(min(budget, _power_from(context)), places(options))
 
 
-def buckets(options: EngineOptions, context: int) -> list[Bucket]:
-    """The largest first, as sessions on a queue want to be opened."""
+def buckets(options: EngineOptions, context: int, few_rows: bool = True) -> list[Bucket]:
+    """The largest first, as sessions on a queue want to be opened. few_rows: also those for a prompt by itself."""
     most, budget = places(options), token_budget(options, context)
     found = {Bucket(min(count, most), min(count, most), True) for count in _powers(1, most)}
     for tokens in _powers(min(SMALLEST_CHUNK.get(options.backend, 64), budget), budget):
         tokens = min(tokens, budget)
         found.add(Bucket(tokens, min(most, tokens), False))
-        if tokens <= SMALL_CHUNK and most > FEW_ROWS:
+        if few_rows and tokens <= SMALL_CHUNK and most > FEW_ROWS:
             found.add(Bucket(tokens, min(FEW_ROWS, tokens), False))
     return sorted(found, key=lambda bucket: (bucket.tokens, bucket.rows, bucket.decode), reverse=True)
 
