@@ -5,6 +5,7 @@ A whole answer is read by feeding it as one stream, so that streaming and not st
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
@@ -40,7 +41,8 @@ class Parser:
         quotes = output_format.call.quotes if output_format.call is not None else ()
         self.quote_marks = {text: f"{_QUOTE_MARK}{i}{_QUOTE_MARK}" for i, text in enumerate(quotes) if text in added}
         self.quote_tokens = {added[text]: mark for text, mark in self.quote_marks.items()}
-        self.token_ids = {text: number for text, number in added.items() if number in self.token_markers}
+        known = {*(each.text for each in markers), *quotes, *output_format.turn_ends}
+        self.token_ids = {text: number for text, number in added.items() if text in known}
         spelled = set(self.token_markers.values())
         self._without_calls, self._with_calls = _Table(reasoning, spelled), _Table(markers, spelled)
 
@@ -62,6 +64,11 @@ class Parser:
     def reasoning_end(self) -> int | None:
         """The token that ends reasoning; None where there is no reasoning, or its end is text."""
         return None if self.format.reasoning is None else self.token_ids.get(self.format.reasoning[1])
+
+    def terminal(self, text: str) -> str:
+        """What matches a marker in a grammar of llguidance: its token where it is one, else its text."""
+        number = self.token_ids.get(text)
+        return json.dumps(text, ensure_ascii=False) if number is None else f"<[{number}]>"
 
 
 def _reasoning_markers(output_format: OutputFormat) -> list[Marker]:
