@@ -1,10 +1,32 @@
-"""The loop, on a tiny model: the same tokens as the simple decoder's, however they are batched."""
+"""The loop, on a tiny model: the same tokens as the simple decoder's, however they are batched, cut, cached or put off."""
 
 from __future__ import annotations
 
+import threading
+
+import numpy as np
 import pytest
 
-from .conftest import Client, prompts
+from surogate_core.engine import EngineError
+from surogate_core.engine.serving import Refusal
+
+from .conftest import CONTEXT, Client, prompts
+
+
+def check(tiny, client, wanted: dict[int, tuple[list[int], int]]) -> None:
+    """That request id -> (prompt, count) was answered as by the decoder alone."""
+    for id, (prompt, count) in wanted.items():
+        answer = client.answers[id, 0]
+        assert (answer.finish, answer.error) == ("length", None)
+        assert answer.tokens == tiny.greedy(prompt, count)
+
+
+def run_all(tiny, loop, count: int, tokens: int = 12, seed: int = 0, **fields) -> Client:
+    client = Client(loop)
+    wanted = {client.submit(prompt, max_tokens=tokens, **fields): (prompt, tokens) for prompt in prompts(count, seed)}
+    client.wait()
+    check(tiny, client, wanted)
+    return client
 
 
 def test_one_request(tiny, opened):
@@ -13,4 +35,292 @@ def test_one_request(tiny, opened):
     prompt = prompts(1)[0]
     answer = Client(loop).ask(prompt, max_tokens=8)
     assert answer.tokens == tiny.greedy(prompt, 8)
-    assert (answer.finish, answer.stop, answer.error) == ("length", None, None)
+    assert (answer.finish, answer.stop, answer.error, answer.cached) == ("length", None, None, 0)
+    stats = loop.stats()
+    assert (stats["generated_tokens"], stats["prompt_tokens"], stats["failures"]) == (8, len(prompt), 0)
+    assert stats["alive"] and stats["dead"] is None and stats["finished"]["length"] == 1
+
+
+def test_a_batch_of_sixteen(tiny, opened):
+    loop = tiny.open(places=16, blocks=128, budget=64)
+    opened.append(loop)
+    run_all(tiny, loop, 16)
+
+
+@pytest.mark.parametrize("budget", [2, 3, 7, 16, 33, 128])
+def test_prompts_cut_in_every_way(tiny, opened, budget):
+    loop = tiny.open(places=2, blocks=64, budget=budget, buckets=[budget])
+    opened.append(loop)
+    run_all(tiny, loop, 5)
+
+
+def test_a_small_pool_and_many_clients(tiny, opened):
+    """20 blocks are 320 tokens: 8 sequences of up to 72 do not fit, and take blocks from each other."""
+    loop = tiny.open(places=8, blocks=20, budget=32)
+    opened.append(loop)
+    run_all(tiny, loop, 32, tokens=40, seed=3)
+    stats = loop.stats()
+    assert stats["preemptions"] > 0 and stats["finished"]["length"] == 32
+
+
+def test_one_that_fills_the_whole_pool_goes_on(tiny, opened):
+    """A sequence that needs every block makes the others wait, and is never stuck."""
+    loop = tiny.open(places=4, blocks=8, budget=32)
+    opened.append(loop)
+    client = Client(loop)
+    long = prompts(1, seed=5, low=60, high=60)[0]
+    wanted = {client.submit(long, max_tokens=68): (long, 68)}
+    for prompt in prompts(6, seed=6, high=30):
+        wanted[client.submit(prompt, max_tokens=30)] = (prompt, 30)
+    client.wait()
+    check(tiny, client, wanted)
+    assert loop.stats()["blocks"]["total"] == 8
+
+
+def test_the_second_turn_finds_the_first(tiny, opened):
+    loop = tiny.open()
+    opened.append(loop)
+    client = Client(loop)
+    prompt = prompts(1, seed=1, low=40, high=40)[0]
+    first = client.ask(prompt, max_tokens=10)
+    turn = prompt + first.tokens + [5, 6, 7]
+    again = client.ask(turn, max_tokens=10)
+    assert again.cached == 48 and again.tokens == tiny.greedy(turn, 10)  # 49 tokens were computed: three whole blocks
+    assert client.ask(turn, max_tokens=10).cached == 48
+    assert client.ask(turn[:48], max_tokens=2).cached == 32  # one token at least is computed
+    assert client.ask(turn, max_tokens=2, cache_salt=b"somebody else").cached == 0
+    assert client.ask(turn, max_tokens=2, adapter_key=b"somebody else").cached == 0  # the same word, of another kind
+    stats = loop.stats()
+    assert stats["cache_hits"] == 48 + 48 + 32 and stats["cached_tokens"] == 128
+
+
+def test_choices_share_the_prompt(tiny, opened):
+    loop = tiny.open(places=4, blocks=12)
+    opened.append(loop)
+    client = Client(loop)
+    prompt = prompts(1, seed=2, low=50, high=50)[0]
+    id = client.submit(prompt, n=4, max_tokens=14)
+    client.wait()
+    for choice in range(4):  # 4 blocks each would be 16; three are shared
+        assert client.answers[id, choice].tokens == tiny.greedy(prompt, 14)
+    stats = loop.stats()
+    assert stats["preemptions"] == 0 and stats["prompt_tokens"] == 50 and stats["cache_hits"] == 3 * 48
+
+
+def test_more_choices_than_places(tiny, opened):
+    loop = tiny.open(places=2, blocks=12)
+    opened.append(loop)
+    client = Client(loop)
+    prompt = prompts(1, seed=2, low=20, high=20)[0]
+    id = client.submit(prompt, n=7, max_tokens=5, temperature=1.0, seed=4)
+    client.wait()
+    assert len({tuple(client.answers[id, choice].tokens) for choice in range(7)}) > 4
+
+
+def test_a_seed_says_all(tiny, opened):
+    """Alone, in a batch, cut otherwise, and after giving way: the same draws."""
+    prompt = prompts(1, seed=8, low=30, high=30)[0]
+    fields = dict(max_tokens=20, temperature=0.8, top_p=0.9, seed=(1 << 64) - 5)
+    alone = tiny.open()
+    crowded = tiny.open(places=4, blocks=14, budget=16, buckets=[16])
+    opened += [alone, crowded]
+    first = Client(alone).ask(prompt, **fields)
+    client = Client(crowded)
+    for other in prompts(6, seed=9, low=20, high=40):
+        client.submit(other, max_tokens=40)
+    id = client.submit(prompt, **fields)
+    client.wait()
+    assert client.answers[id, 0].tokens == first.tokens
+    assert Client(alone).ask(prompt, **{**fields, "seed": 1}).tokens != first.tokens
+
+
+def test_the_better_priority_goes_first(tiny, opened):
+    loop = tiny.open(places=1, blocks=16)
+    opened.append(loop)
+    client = Client(loop)
+    slow, late, urgent = prompts(3, seed=11, low=20, high=20)
+    first = client.submit(slow, max_tokens=80)
+    client.wait(lambda: bool(client.answers[first, 0].tokens))
+    second = client.submit(late, max_tokens=5)
+    third = client.submit(urgent, max_tokens=5, priority=-1)
+    client.wait(lambda: client.answers[third, 0].finish is not None)
+    assert client.answers[first, 0].finish is None and not client.answers[second, 0].tokens
+    client.wait()
+    check(tiny, client, {first: (slow, 80), second: (late, 5), third: (urgent, 5)})
+    assert loop.stats()["preemptions"] == 1
+
+
+def test_a_long_prompt_leaves_room_for_a_short_one(tiny, opened):
+    loop = tiny.open(places=4, blocks=32, budget=4, buckets=[4])
+    opened.append(loop)
+    client = Client(loop)
+    running = client.submit([1, 2, 3], max_tokens=100)
+    client.wait(lambda: bool(client.answers[running, 0].tokens))
+    long = client.submit(prompts(1, low=100, high=100)[0], max_tokens=2)
+    before = len(client.answers[running, 0].tokens)
+    client.wait(lambda: bool(client.answers[long, 0].tokens))
+    assert len(client.answers[running, 0].tokens) - before >= 25  # a token of each step: the prompt takes 34
+    client.wait()
+
+
+def test_steps_fill_their_programs(tiny, opened):
+    """66 tokens are 64 and 2 in a program for 32, not 128 of which 62 are padding."""
+    loop = tiny.open(places=2, blocks=32, budget=128, buckets=[128, 64, 32], step_overhead=8)
+    opened.append(loop)
+    Client(loop).ask(prompts(1, low=66, high=66)[0], max_tokens=1)
+    stats = loop.stats()
+    assert stats["steps"] == 2 and stats["padded_tokens"] == 30
+    Client(loop).ask(prompts(1, seed=4, low=120, high=120)[0], max_tokens=1)
+    assert loop.stats()["steps"] == 3
+
+
+@pytest.mark.parametrize(("fields", "reason"), [
+    ({"prompt": []}, "invalid"), ({"prompt": [260]}, "invalid"), ({"prompt": [-1]}, "invalid"),
+    ({"max_tokens": -2}, "invalid"), ({"max_tokens": 1 << 40}, "invalid"), ({"n": 0}, "invalid"),
+    ({"logprobs": 21}, "invalid"), ({"temperature": float("nan")}, "invalid"), ({"temperature": -1.0}, "invalid"),
+    ({"repetition_penalty": 0.0}, "invalid"), ({"logit_bias": [(260, 1.0)]}, "invalid"), ({"stop": [""]}, "invalid"),
+    ({"stop": [3]}, "invalid"), ({"grammars": [1]}, "invalid"), ({"adapter_slot": 0}, "invalid"),
+    ({"prompt": [1] * CONTEXT}, "context"), ({"prompt": [1] * 100000}, "context"),
+])
+def test_refused_at_once(tiny, opened, fields, reason):
+    loop = tiny.open()
+    opened.append(loop)
+    with pytest.raises(Refusal) as caught:
+        loop.submit(**{"prompt": [1, 2], **fields})
+    assert caught.value.reason == reason and str(caught.value)
+    with pytest.raises(TypeError, match="unknown fields"):
+        loop.submit([1], maximum=3)
+    assert Client(loop).ask([1, 2], max_tokens=2).finish == "length"
+
+
+def test_what_can_never_fit_the_pool(tiny, opened):
+    """The model could take 128 tokens, the cache 48: refused at once, and what comes behind goes on."""
+    loop = tiny.open(blocks=3)
+    opened.append(loop)
+    assert loop.context == 48
+    client = Client(loop)
+    with pytest.raises(Refusal) as caught:
+        client.submit([1] * 48)
+    assert caught.value.reason == "context"
+    assert client.ask([1] * 47, max_tokens=1).finish == "length"
+    prompt = prompts(1, low=20, high=20)[0]
+    answer = client.ask(prompt, max_tokens=100)  # as much as there is room for
+    assert answer.finish == "context" and answer.tokens == tiny.greedy(prompt, 28)
+    assert client.ask(prompt).tokens == answer.tokens
+    assert client.ask(prompt, max_tokens=28).finish == "length"
+    assert client.ask([1] * 48, max_tokens=0).finish == "length"
+
+
+def test_too_many_requests(tiny, opened):
+    loop = tiny.open(max_requests=3)
+    opened.append(loop)
+    client = Client(loop)
+    for _ in range(3):
+        client.submit([1, 2], max_tokens=60)
+    with pytest.raises(Refusal) as caught:
+        for _ in range(3):
+            client.submit([1, 2], max_tokens=60)
+    assert caught.value.reason == "full"
+    client.wait()
+    client.ask([1], max_tokens=1)
+
+
+def test_cancelled_wherever_it_is(tiny, opened):
+    loop = tiny.open(places=2, blocks=24, budget=2, buckets=[2])
+    opened.append(loop)
+    client = Client(loop)
+    decoding = client.submit([1, 2, 3], max_tokens=100)
+    client.wait(lambda: len(client.answers[decoding, 0].tokens) > 2)
+    prefilling = client.submit(prompts(1, low=110, high=110)[0], max_tokens=10)
+    client.wait(lambda: len(client.answers[decoding, 0].tokens) > 6)
+    waiting = client.submit([4], max_tokens=10)
+    for id in (waiting, prefilling, decoding):
+        loop.cancel(id)
+    client.wait()
+    assert [client.answers[id, 0].finish for id in (waiting, prefilling, decoding)] == ["cancelled"] * 3
+    assert not client.answers[waiting, 0].tokens and not client.answers[prefilling, 0].tokens
+    loop.cancel(decoding)  # it is complete
+    loop.cancel(12345)
+    assert client.ask([7], max_tokens=3).tokens == tiny.greedy([7], 3)
+
+
+def test_what_a_cancelled_request_computed_can_be_found(tiny, opened):
+    loop = tiny.open(places=2, blocks=24)
+    opened.append(loop)
+    client = Client(loop)
+    prompt = prompts(1, low=50, high=50)[0]
+    id = client.submit(prompt, max_tokens=70)
+    client.wait(lambda: bool(client.answers[id, 0].tokens))
+    loop.cancel(id)
+    client.wait()
+    assert client.ask(prompt, max_tokens=1).cached == 48
+
+
+def test_random_cancels(tiny, opened):
+    """Nobody else's answer changes; the fixture looks at the blocks."""
+    loop = tiny.open(places=4, blocks=16, budget=16)
+    opened.append(loop)
+    client, generator = Client(loop), np.random.default_rng(3)
+    kept = {}
+    for i, prompt in enumerate(prompts(60, seed=20, high=40)):
+        count = int(generator.integers(1, 30))
+        id = client.submit(prompt, max_tokens=count, n=1 + i % 2)
+        if i % 3 == 0:
+            loop.cancel(id)
+        elif i % 3 == 1:
+            kept[id] = (prompt, count)
+        else:
+            threading.Timer(float(generator.uniform(0, 0.2)), loop.cancel, [id]).start()
+        client.poll(0)
+    client.wait()
+    check(tiny, client, kept)
+
+
+def test_drain(tiny, opened):
+    loop = tiny.open()
+    opened.append(loop)
+    client = Client(loop)
+    client.submit([1, 2, 3], max_tokens=60)
+    client.submit([1, 2], max_tokens=60)
+    assert not loop.drain(0.0)
+    with pytest.raises(Refusal) as caught:
+        client.submit([1])
+    assert caught.value.reason == "draining"
+    assert loop.drain(30.0)
+    client.wait()
+    assert {answer.finish for answer in client.answers.values()} == {"length"}
+
+
+def test_stop(tiny):
+    loop = tiny.open()
+    client = Client(loop)
+    for _ in range(6):
+        client.submit([1, 2, 3], max_tokens=100)
+    loop.stop()
+    client.wait()
+    assert "cancelled" in {answer.finish for answer in client.answers.values()}
+    with pytest.raises(Refusal) as caught:
+        client.submit([1])
+    assert caught.value.reason == "dead"
+    stats = loop.stats()
+    assert not stats["alive"] and stats["dead"] is None and stats["blocks"]["used"] == 0
+    assert loop.poll(0.0) == []
+    loop.stop()
+
+
+def test_a_loop_is_dropped_while_it_runs(tiny):
+    loop = tiny.open()
+    loop.submit([1, 2, 3], max_tokens=100)
+    del loop
+
+
+def test_programs_that_do_not_fit(tiny):
+    loop = tiny.open(start=False)
+    with pytest.raises(EngineError, match="context must hold"):
+        type(loop)(places=1, num_blocks=1, context=1, token_budget=1, vocab=10)
+    with pytest.raises(EngineError, match="token_budget 2 is less than the 4 places"):
+        tiny.open(budget=2)
+    with pytest.raises(EngineError, match="no program takes prompt chunks beside a token of each of 4"):
+        tiny.open(rows=2)
+    with pytest.raises(EngineError, match="no programs"):
+        type(loop)(places=1, num_blocks=1, context=9, token_budget=1, vocab=10).start()

@@ -241,7 +241,7 @@ void Scheduler::trim_to_bucket() {
   const int32_t below = buckets_->below(total, adapters);
   if (whole < 0 || below <= static_cast<int32_t>(decodes_.size())) return;
   int32_t rest = total - below;
-  const int32_t later = buckets_->choose(rest, 0, adapters, true);
+  const int32_t later = buckets_->choose(rest, 0, adapters, rest == 1);
   const auto tokens_of = [&](int32_t bucket) { return (*buckets_)[static_cast<size_t>(bucket)].tokens; };
   if (later < 0 || below + tokens_of(later) + options_.step_overhead >= tokens_of(whole)) return;
   for (size_t i = prompts_.size(); i-- > 0 && rest > 0;) {
