@@ -54,6 +54,7 @@ nb::list kernels() {
     row["name"] = kernel.table.name;
     row["library"] = kernel.library;
     row["deterministic"] = (kernel.table.traits & SG_TRAIT_DETERMINISTIC) != 0;
+    row["row_invariant"] = (kernel.table.traits & SG_TRAIT_ROW_INVARIANT) != 0;
     row["capturable"] = (kernel.table.traits & SG_TRAIT_CAPTURABLE) != 0;
     const bool in_place = (kernel.table.traits & SG_TRAIT_IN_PLACE) != 0;
     row["in_place_input"] = in_place ? nb::object(nb::int_(kernel.table.in_place_input)) : nb::none();

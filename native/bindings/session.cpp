@@ -40,13 +40,13 @@ struct BoundSession {
 };
 
 std::unique_ptr<BoundSession> open_session(nb::handle bytes, const std::string &backend, int32_t device, int32_t threads,
-                                           bool graphs, bool plan_only, std::shared_ptr<Queue> queue) {
+                                           bool graphs, bool plan_only, std::shared_ptr<Queue> queue, bool batch_invariant) {
   const Buffer buffer(bytes, false, "program");
   if (!buffer.is_dense()) throw Error("the program's buffer is not dense");
   const Py_buffer &view = buffer.view();
   auto program = std::make_shared<const Program>(
       std::span(static_cast<const unsigned char *>(view.buf), static_cast<size_t>(view.len)));
-  const SessionOptions options{backend, device, threads, plan_only, graphs};
+  const SessionOptions options{backend, device, threads, plan_only, graphs, batch_invariant};
   nb::gil_scoped_release release;
   return std::make_unique<BoundSession>(std::move(program), options, std::move(queue));
 }
@@ -349,7 +349,7 @@ void bind_session(nb::module_ &m) {
       .def("entries", &entries)
       .def("threads", [](BoundSession &self) { return self.session.threads(); });
   m.def("open_session", &open_session, nb::arg("program"), nb::arg("backend"), nb::arg("device"), nb::arg("threads"),
-        nb::arg("graphs"), nb::arg("plan_only"), nb::arg("queue").none());
+        nb::arg("graphs"), nb::arg("plan_only"), nb::arg("queue").none(), nb::arg("batch_invariant"));
   m.def("tensor", &tensor, nb::arg("session"), nb::arg("name"));
   m.def("allocate", &allocate, nb::arg("backend"), nb::arg("device"), nb::arg("bytes"));
   m.def("share", &share, nb::arg("session"), nb::arg("name"));

@@ -148,7 +148,8 @@ const sg_backend *Registry::backend(const std::string &name) const {
   throw Error("no device for backend '" + name + "'", "available backends: " + known);
 }
 
-Choice Registry::select(const sg_call &call, const std::string &backend, std::string_view requested) const {
+Choice Registry::select(const sg_call &call, const std::string &backend, std::string_view requested,
+                        uint32_t traits) const {
   Choice choice;
   {
     std::lock_guard lock(mutex_);
@@ -157,7 +158,10 @@ Choice Registry::select(const sg_call &call, const std::string &backend, std::st
       for (const Kernel *kernel : found->second) choice.candidates.push_back({kernel, 0});
     }
   }
-  for (Candidate &candidate : choice.candidates) candidate.score = candidate.kernel->table.supports(&call);
+  for (Candidate &candidate : choice.candidates) {
+    const bool fits = (candidate.kernel->table.traits & traits) == traits;
+    candidate.score = fits ? candidate.kernel->table.supports(&call) : 0;
+  }
   std::stable_sort(choice.candidates.begin(), choice.candidates.end(), [](const Candidate &a, const Candidate &b) {
     // Names break a tie, so that the choice does not hang on the order in which libraries were loaded.
     return a.score != b.score ? a.score > b.score : std::strcmp(a.kernel->table.name, b.kernel->table.name) < 0;
@@ -181,7 +185,8 @@ Choice Registry::select(const sg_call &call, const std::string &backend, std::st
   }
   error.hint = choice.candidates.empty()
                    ? "no library loaded brings this op: install the plugin that does"
-                   : "candidates: " + known + "; a score of 0 means that a kernel cannot run these operands";
+                   : "candidates: " + known + "; a score of 0 means that a kernel cannot run these operands" +
+                         ((traits & SG_TRAIT_ROW_INVARIANT) != 0 ? ", or not with the same bits in every batch" : "");
   error.op = call.op;
   error.operands = describe_operands(call);
   throw error;

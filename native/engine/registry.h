@@ -50,8 +50,9 @@ class SUROGATE_API Registry {
   void add(sg_kernel_library_fn fill, const std::string &origin);
   void note_failure(const std::string &origin, const std::string &reason);
 
-  // The kernel for a call: the one named, or the highest score. Throws Error with every candidate and its score.
-  Choice select(const sg_call &call, const std::string &backend, std::string_view requested) const;
+  // The kernel for a call: the one named, or the highest score of those with all of `traits`, which a kernel without them
+  // is a candidate of score 0 for. Throws Error with every candidate and its score.
+  Choice select(const sg_call &call, const std::string &backend, std::string_view requested, uint32_t traits = 0) const;
 
   // The memory and queues of a kind of device; nullptr for one whose kernels work in the host's memory. Throws Error for
   // a backend that no library brought.

@@ -58,7 +58,7 @@ Session::Session(std::shared_ptr<const Program> program, const SessionOptions &o
   for (const Instruction &instruction : program_->instructions()) count = std::max(count, instruction.stream + 1);
   workspace_sizes_.resize(count);
   std::lock_guard lock(queue_->mutex());  // streams and scratch memory are asked for, and preparing may use the threads
-  choose_kernels();
+  choose_kernels(options.batch_invariant ? uint32_t{SG_TRAIT_ROW_INVARIANT} : 0);
   if (options.plan_only) return;
   prepare();  // first: what it measures may take memory for a while, as much of it whatever the arenas need
   allocate();
@@ -115,7 +115,7 @@ void Session::lay_out_tensors() {
   }
 }
 
-void Session::choose_kernels() {
+void Session::choose_kernels(uint32_t traits) {
   size_t num_operands = 0;
   for (const Instruction &i : program_->instructions()) num_operands += i.inputs.size() + i.outputs.size();
   operands_.reserve(num_operands);
@@ -130,7 +130,7 @@ void Session::choose_kernels() {
                              operands.subspan(instruction.inputs.size()), instruction.attrs, error_);
     Choice choice;
     try {
-      choice = Registry::global().select(call, device_->backend(), instruction.kernel);
+      choice = Registry::global().select(call, device_->backend(), instruction.kernel, traits);
     } catch (const Error &error) {
       program_->fail(i, error.message, error.hint);
     }

@@ -25,6 +25,7 @@ struct SessionOptions {
   int32_t threads = 1;    // of the host, the thread that calls run included
   bool plan_only = false; // choose kernels and sizes, allocate and prepare nothing
   bool graphs = true;     // devices: record an entry at its second run, and launch the recording from then on
+  bool batch_invariant = false;  // only kernels of trait ROW_INVARIANT: a token's bits are the same in every batch
 };
 
 class SUROGATE_API Session {
@@ -81,7 +82,7 @@ class SUROGATE_API Session {
 
   uint32_t num_streams() const { return static_cast<uint32_t>(workspace_sizes_.size()); }
   void lay_out_tensors();
-  void choose_kernels();
+  void choose_kernels(uint32_t traits);
   void allocate();
   void prepare();
   void index_names();

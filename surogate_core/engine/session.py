@@ -93,20 +93,22 @@ class Session:
     :meth:`run`; None takes every processor this process may use. `device`: which one of the backend's devices.
     `graphs`: on a device, record an entry at its second run and launch the recording from then on; the results are the
     same bits. `queue`: run there, beside other sessions; backend, device and threads are the queue's then, and those
-    arguments count for nothing. Raises :class:`EngineError`.
+    arguments count for nothing. `batch_invariant`: only kernels whose results for a token have the same bits whatever other
+    tokens are in the call. Raises :class:`EngineError`, also for an op that has no such kernel.
     """
 
     __slots__ = ("_native", "_session")
 
     def __init__(
         self, program: Any, backend: str = "cpu", threads: int | None = None, device: int = 0, graphs: bool = True,
-        queue: Queue | None = None,
+        queue: Queue | None = None, batch_invariant: bool = False,
     ) -> None:
         if queue is not None:
             backend, device, threads = queue.backend, queue.device, queue.threads
         self._native = backend_module(backend)
         self._session = self._native.open_session(
-            program, backend, device, threads or default_threads(), graphs, False, None if queue is None else queue.native
+            program, backend, device, threads or default_threads(), graphs, False, None if queue is None else queue.native,
+            batch_invariant,
         )
 
     @property
@@ -209,5 +211,5 @@ def plan(program: Any, backend: str = "cpu", threads: int | None = None, device:
     Returns instructions (as :meth:`Session.explain`) and arenas, workspace, external (as :meth:`Session.memory`). The
     program is verified on the way. Raises :class:`EngineError`.
     """
-    session = backend_module(backend).open_session(program, backend, device, threads or default_threads(), False, True, None)
+    session = backend_module(backend).open_session(program, backend, device, threads or default_threads(), False, True, None, False)
     return {"instructions": session.explain(), **session.memory()}

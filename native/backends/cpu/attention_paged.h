@@ -4,7 +4,7 @@
 // block of few columns (a decoded token) takes the path of attention_few.h. Keys are cut into chunks by absolute
 // position; each chunk's result is merged into the sum of those before it. Chunks of a small block are tasks of their
 // own, so that several cores work on one long sequence. None of these choices changes a bit of any token's result: it
-// depends on the token, its position and the cache alone.
+// depends on the token, its position and the cache alone. A second output, where there is one, is lse as `attention` has it.
 #pragma once
 
 #include "attention_few.h"
@@ -115,7 +115,8 @@ class Paged {
         sequences_(data<const int32_t>(input(call, 3))),
         positions_(data<const int32_t>(input(call, 4))),
         tables_(data<const int32_t>(input(call, 5))),
-        o_(output(call, 0)) {}
+        o_(output(call, 0)),
+        lse_(output(call, 1) == nullptr ? nullptr : data<float>(output(call, 1))) {}
 
   int32_t run() {
     Bump bump(call_->workspace);
@@ -240,7 +241,7 @@ class Paged {
       }
     }
     if (few) {
-      store_rows(block, kv_head, s.o, s.total);
+      store_rows(block, kv_head, s.o, s.peak, s.total);
     } else {
       store_strips(s, block, kv_head);
     }
@@ -335,8 +336,15 @@ class Paged {
     return o_.row(token, kv_head * dims_.group + column % dims_.group);
   }
 
-  void store_rows(const PagedBlock &block, int kv_head, const float *o, const float *total) const {
+  void store_lse(const PagedBlock &block, int kv_head, int column, float peak, float total) const {
+    if (lse_ == nullptr) return;
+    const int64_t token = block.token + column / dims_.group;
+    lse_[token * dims_.heads + kv_head * dims_.group + column % dims_.group] = peak * kLn2 + std::log(total);
+  }
+
+  void store_rows(const PagedBlock &block, int kv_head, const float *o, const float *peak, const float *total) const {
     for (int c = 0; c < block.count * dims_.group; ++c) {
+      store_lse(block, kv_head, c, peak[c], total[c]);
       T *out = output_row(block, kv_head, c);
       const float *row = o + c * dims_.padded_value_dim;
       const vf inverse = vset(1.0f / total[c]);
@@ -352,7 +360,10 @@ class Paged {
     for (int strip = 0; strip < s.columns.count; strip += kWidth) {
       const int width = std::min(kWidth, s.columns.count - strip);
       for (int c = 0; c < kWidth; ++c) inverse[c] = 1.0f / s.total[strip + c];
-      for (int c = 0; c < width; ++c) rows[c] = output_row(block, kv_head, strip + c);
+      for (int c = 0; c < width; ++c) {
+        rows[c] = output_row(block, kv_head, strip + c);
+        store_lse(block, kv_head, strip + c, s.peak[strip + c], s.total[strip + c]);
+      }
       store_transposed(rows, width, s.o + strip * dims_.padded_value_dim, inverse, dims_.value_dim);
     }
   }
@@ -367,7 +378,7 @@ class Paged {
         const float *part_peak = part + kFewColumns * dims_.padded_value_dim;
         merge_rows(o, peak, total, part, part_peak, part_peak + kFewColumns, block.count * dims_.group);
       }
-      store_rows(block, kv_head, o, total);
+      store_rows(block, kv_head, o, peak, total);
     }
   }
 
@@ -378,6 +389,7 @@ class Paged {
   TokenRows<const C> k_, v_;
   const int32_t *sequences_, *positions_, *tables_;
   TokenRows<T> o_;
+  float *lse_;  // nullptr: nobody wants it
 };
 
 }  // namespace sg::cpu::SG_ISA

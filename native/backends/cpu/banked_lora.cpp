@@ -208,7 +208,7 @@ int32_t supports(const sg_call *call) {
 
 size_t workspace(const sg_call *call) { return Workspace::size(Operands(call)); }
 
-constexpr sg_kernel kernel = describe_kernel("banked_lora", 4, supports, workspace, run);
+constexpr sg_kernel kernel = describe_row_kernel("banked_lora", 4, supports, workspace, run);
 SG_REGISTER_KERNEL(kernel);
 
 }  // namespace

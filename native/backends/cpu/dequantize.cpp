@@ -24,7 +24,7 @@ int32_t run(const sg_call *call) {
   return SG_OK;
 }
 
-constexpr sg_kernel kernel = describe_kernel("dequantize", -1, supports, nullptr, run);
+constexpr sg_kernel kernel = describe_row_kernel("dequantize", -1, supports, nullptr, run);
 SG_REGISTER_KERNEL(kernel);
 
 }  // namespace

@@ -100,7 +100,7 @@ int32_t run_add(const sg_call *call) {
   map2(call, [](vf a, vf b) SG_FLATTEN { return vadd(a, b); });
   return SG_OK;
 }
-constexpr sg_kernel add_kernel = describe_kernel("add", 0, supports_activations<2>, nullptr, run_add);
+constexpr sg_kernel add_kernel = describe_row_kernel("add", 0, supports_activations<2>, nullptr, run_add);
 SG_REGISTER_KERNEL(add_kernel);
 
 int32_t supports_scale(const sg_call *call) {
@@ -112,7 +112,7 @@ int32_t run_scale(const sg_call *call) {
   map(call, [=](vf x) SG_FLATTEN { return vmul(x, factor); });
   return SG_OK;
 }
-constexpr sg_kernel scale_kernel = describe_kernel("scale", 0, supports_scale, nullptr, run_scale);
+constexpr sg_kernel scale_kernel = describe_row_kernel("scale", 0, supports_scale, nullptr, run_scale);
 SG_REGISTER_KERNEL(scale_kernel);
 
 // The tanh of simd.h loses relative precision near 0, where most scores are: there, its series up to x^7.
@@ -134,7 +134,7 @@ int32_t run_softcap(const sg_call *call) {
   map(call, [=](vf x) SG_FLATTEN { return vmul(cap, precise_tanh(vmul(x, inverse))); });
   return SG_OK;
 }
-constexpr sg_kernel softcap_kernel = describe_kernel("softcap", 0, supports_activations<1>, nullptr, run_softcap);
+constexpr sg_kernel softcap_kernel = describe_row_kernel("softcap", 0, supports_activations<1>, nullptr, run_softcap);
 SG_REGISTER_KERNEL(softcap_kernel);
 
 // 1 - tanh(u)^2 = 4 s (1 - s) with s = sigmoid(2u), and 1 - s = sigmoid(-2u): no cancellation at the ends.
@@ -176,7 +176,7 @@ int32_t run_cast(const sg_call *call) {
   });
   return SG_OK;
 }
-constexpr sg_kernel cast_kernel = describe_kernel("cast", -1, supports_cast, nullptr, run_cast);
+constexpr sg_kernel cast_kernel = describe_row_kernel("cast", -1, supports_cast, nullptr, run_cast);
 SG_REGISTER_KERNEL(cast_kernel);
 
 // ---- fill

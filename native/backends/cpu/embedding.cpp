@@ -60,7 +60,7 @@ int32_t run(const sg_call *call) {
   return SG_OK;
 }
 
-constexpr sg_kernel kernel = describe_kernel("embedding", -1, supports, nullptr, run);
+constexpr sg_kernel kernel = describe_row_kernel("embedding", -1, supports, nullptr, run);
 SG_REGISTER_KERNEL(kernel);
 
 // ---- embedding_weight_grad. A task owns some columns and walks all tokens in order: a token that occurs twice is

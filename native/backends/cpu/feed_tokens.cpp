@@ -26,7 +26,7 @@ int32_t run(const sg_call *call) {
   return SG_OK;
 }
 
-constexpr sg_kernel kernel = describe_kernel("feed_tokens", -1, supports, nullptr, run);
+constexpr sg_kernel kernel = describe_row_kernel("feed_tokens", -1, supports, nullptr, run);
 SG_REGISTER_KERNEL(kernel);
 
 }  // namespace

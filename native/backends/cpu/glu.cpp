@@ -62,7 +62,7 @@ int32_t run(const sg_call *call) {
   return SG_OK;
 }
 
-constexpr sg_kernel kernel = describe_kernel("glu", 0, supports, nullptr, run);
+constexpr sg_kernel kernel = describe_row_kernel("glu", 0, supports, nullptr, run);
 SG_REGISTER_KERNEL(kernel);
 
 int32_t grad_supports(const sg_call *call) {

@@ -52,7 +52,7 @@ int32_t run(const sg_call *call) {
   return SG_OK;
 }
 
-constexpr sg_kernel kernel = describe_kernel("kv_write", -1, supports, nullptr, run);
+constexpr sg_kernel kernel = describe_row_kernel("kv_write", -1, supports, nullptr, run);
 SG_REGISTER_KERNEL(kernel);
 
 }  // namespace

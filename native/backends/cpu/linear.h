@@ -134,7 +134,9 @@ constexpr sg_kernel gemm_kernel(const char *name, int32_t (*supports)(const sg_c
   constexpr const char *names[] = {"linear", "linear_input_grad", "linear_weight_grad"};
   constexpr int32_t in_place[] = {3, 2, -1};
   constexpr int which = static_cast<int>(op);
+  // A row's sums run over K in the same steps whatever the number of rows; only the weight's gradient adds over rows.
   constexpr auto traits = static_cast<uint32_t>(SG_TRAIT_DETERMINISTIC) |
+                          (op != LinearOp::weight_grad ? static_cast<uint32_t>(SG_TRAIT_ROW_INVARIANT) : 0u) |
                           (in_place[which] >= 0 ? static_cast<uint32_t>(SG_TRAIT_IN_PLACE) : 0u);
   return {sizeof(sg_kernel), names[which], "cpu", name, traits, in_place[which], supports,
           gemm_workspace<op, Micro>, nullptr, nullptr, gemm_run<op, Micro>};

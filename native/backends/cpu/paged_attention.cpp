@@ -31,8 +31,8 @@ int32_t run(const sg_call *call) {
 }
 
 const sg_kernel kernel = {
-    sizeof(sg_kernel), "paged_attention", "cpu",   SG_ISA_NAME, SG_TRAIT_DETERMINISTIC, 0, supports,
-    paged_workspace,   nullptr,           nullptr, run};
+    sizeof(sg_kernel), "paged_attention", "cpu", SG_ISA_NAME, SG_TRAIT_DETERMINISTIC | SG_TRAIT_ROW_INVARIANT, 0,
+    supports, paged_workspace, nullptr, nullptr, run};
 SG_REGISTER_KERNEL(kernel);
 
 }  // namespace

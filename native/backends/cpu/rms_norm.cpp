@@ -114,7 +114,7 @@ int32_t run(const sg_call *call) {
   return SG_OK;
 }
 
-constexpr sg_kernel kernel = describe_kernel("rms_norm", 0, supports, workspace, run);
+constexpr sg_kernel kernel = describe_row_kernel("rms_norm", 0, supports, workspace, run);
 SG_REGISTER_KERNEL(kernel);
 
 // ---- rms_norm_grad(dy, x, weight, rstd, addend?) -> dx

@@ -97,7 +97,7 @@ int32_t run(const sg_call *call) {
   return SG_OK;
 }
 
-constexpr sg_kernel kernel = describe_kernel("rope", 0, supports, nullptr, run);
+constexpr sg_kernel kernel = describe_row_kernel("rope", 0, supports, nullptr, run);
 SG_REGISTER_KERNEL(kernel);
 
 }  // namespace

@@ -16,6 +16,14 @@ constexpr sg_kernel describe_kernel(const char *op, int32_t in_place, int32_t (*
   return {sizeof(sg_kernel), op, "cpu", SG_ISA_NAME, traits, in_place, supports, workspace, nullptr, nullptr, run};
 }
 
+// The same of a kernel whose every row of results is made of the same row of operands, in one way.
+constexpr sg_kernel describe_row_kernel(const char *op, int32_t in_place, int32_t (*supports)(const sg_call *),
+                                        size_t (*workspace)(const sg_call *), int32_t (*run)(const sg_call *)) {
+  sg_kernel kernel = describe_kernel(op, in_place, supports, workspace, run);
+  kernel.traits |= SG_TRAIT_ROW_INVARIANT;
+  return kernel;
+}
+
 // body(T{}) with the element type of an operand that `supports` found to be f32 or bf16.
 template <class Body>
 inline void with_type(const sg_tensor *t, Body &&body) {

@@ -436,7 +436,7 @@ size_t workspace(const sg_call *call) {
   return static_cast<size_t>(batch_of(logits->shape[0], logits->shape[1]) * bytes_of_row(logits->shape[1]));
 }
 
-constexpr sg_kernel kernel = describe_kernel("sample", -1, supports, workspace, run);
+constexpr sg_kernel kernel = describe_row_kernel("sample", -1, supports, workspace, run);
 SG_REGISTER_KERNEL(kernel);
 
 }  // namespace

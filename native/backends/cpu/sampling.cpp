@@ -27,7 +27,7 @@ int32_t gather_run(const sg_call *call) {
   return SG_OK;
 }
 
-constexpr sg_kernel gather_kernel = describe_kernel("gather_rows", -1, gather_supports, nullptr, gather_run);
+constexpr sg_kernel gather_kernel = describe_row_kernel("gather_rows", -1, gather_supports, nullptr, gather_run);
 SG_REGISTER_KERNEL(gather_kernel);
 
 // ---- argmax: each task takes a piece of a row; the pieces of a row are then compared in order, so that the first wins
@@ -70,7 +70,7 @@ int32_t argmax_run(const sg_call *call) {
   return SG_OK;
 }
 
-constexpr sg_kernel argmax_kernel = describe_kernel("argmax", -1, argmax_supports, argmax_workspace, argmax_run);
+constexpr sg_kernel argmax_kernel = describe_row_kernel("argmax", -1, argmax_supports, argmax_workspace, argmax_run);
 SG_REGISTER_KERNEL(argmax_kernel);
 
 }  // namespace

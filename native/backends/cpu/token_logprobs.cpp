@@ -144,7 +144,7 @@ size_t workspace(const sg_call *call) {
   return static_cast<size_t>(logits->shape[0] * logit_pieces(logits->shape[1])) * sizeof(Piece);
 }
 
-constexpr sg_kernel kernel = describe_kernel("token_logprobs", -1, supports, workspace, run);
+constexpr sg_kernel kernel = describe_row_kernel("token_logprobs", -1, supports, workspace, run);
 SG_REGISTER_KERNEL(kernel);
 
 }  // namespace

@@ -1,10 +1,10 @@
-/* The Surogate kernel ABI, version 1.1.
+/* The Surogate kernel ABI, version 1.2.
  *
  * A kernel library exports one function, sg_kernel_library_v1 (see the end of this file), or hands the engine a pointer
  * to the same table. Nothing but plain C crosses this boundary: no C++ type, no exception, no Python object.
  *
  * Versioning. Every struct begins with `struct_size`, set by whoever fills it to sizeof(the struct) as it was compiled.
- * A field may only be appended, which raises SG_ABI_MINOR; a reader treats a field past `struct_size` as zero. Any other
+ * A field may only be appended, or a trait added, which raises SG_ABI_MINOR; a reader treats a field past `struct_size` as zero. Any other
  * change raises SG_ABI_MAJOR, and the engine refuses a library of another major version, naming both numbers.
  *
  * Rules for a kernel's `run`:
@@ -20,7 +20,7 @@
 #include <stdint.h>
 
 #define SG_ABI_MAJOR 1
-#define SG_ABI_MINOR 1
+#define SG_ABI_MINOR 2
 #define SG_MAX_RANK 6
 
 #ifdef __cplusplus
@@ -121,7 +121,8 @@ enum { SG_OK = 0, SG_ERROR = 1 };
 enum {
   SG_TRAIT_DETERMINISTIC = 1u << 0, /* same bits in, same bits out, for any number of workers */
   SG_TRAIT_CAPTURABLE = 1u << 1,    /* may be recorded in a device graph */
-  SG_TRAIT_IN_PLACE = 1u << 2       /* output 0 may share its storage with input `in_place_input` */
+  SG_TRAIT_IN_PLACE = 1u << 2,      /* output 0 may share its storage with input `in_place_input` */
+  SG_TRAIT_ROW_INVARIANT = 1u << 3  /* since 1.2: a token's bits do not depend on the other tokens of the call, nor on how many */
 };
 
 /* One kernel: a native function for (op, backend, dtypes).
