@@ -11,3 +11,10 @@ def surogate_parsers(register):
 
     for name, output_format in FORMATS.items():
         register(name, output_format)
+
+
+@hookimpl
+def surogate_cli_commands(register):
+    from .cli.serve import serve
+
+    register("serve", serve)

@@ -35,8 +35,8 @@ class AdminRoute:
 
     async def adapters(self, request: Request) -> Response:
         exchange_of(request).route = "/admin/adapters"
-        data = [{"name": name, "model": base} for base, model in self._models.items() for name in model.adapters]
-        return _answer({"adapters": data})
+        loaded = [each | {"model": base} for base, model in self._models.items() for each in model.adapter_details()]
+        return _answer({"adapters": loaded})
 
     async def load(self, request: Request) -> Response:
         fields = await read(request, AdapterRequest, self._settings)

@@ -26,7 +26,6 @@ from .requests import (
     exchange_of,
     generation_of,
     json_bytes,
-    parser_of,
     read,
     resolve,
     room,
@@ -72,9 +71,7 @@ class CompletionsRoute:
         )
         wanted = DEFAULT_TOKENS if fields.max_tokens is None else fields.max_tokens
         rooms = [room(chosen.model, prompt, wanted, "prompt") for prompt in prompts]
-        constraint = await constraint_of(
-            chosen.model, parser_of(chosen.model, self._settings), Prompt(()), fields, (), "none"
-        )
+        constraint = await constraint_of(chosen.model, None, Prompt(()), fields, (), "none")
         generations = [
             self._generation(fields, chosen, prompt, tokens, constraint.grammar)
             for prompt, tokens in zip(prompts, rooms, strict=True)

@@ -3,9 +3,11 @@ tokens."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from ..constraints import Choice, JsonObject, JsonSchema, Regex, Tools
 from ..types import Prompt, Refused
 
 
@@ -15,10 +17,13 @@ class Constraint(NamedTuple):
     grammar: Any = None
 
 
-Tools = list[dict[str, Any]]
+Wanted = JsonSchema | JsonObject | Regex | Choice | Tools
+Definitions = list[dict[str, Any]]
 
 
-def offered_tools(tools: Tools, tool_choice: str | Mapping[str, Any] | None) -> tuple[Tools, str | dict[str, Any]]:
+def offered_tools(
+    tools: Definitions, tool_choice: str | Mapping[str, Any] | None
+) -> tuple[Definitions, str | dict[str, Any]]:
     """The tools that may be called, and the choice as one of "none", "auto", "required" and {"type": "function",
     "function": {"name"}}. Raises `Refused` for a choice that the tools do not allow."""
     names = {tool["function"]["name"]: tool for tool in tools}
@@ -60,5 +65,76 @@ def _named(tools: Mapping[str, dict[str, Any]], reference: Any) -> dict[str, Any
 async def constraint_of(
     model: Any, parser: Any, prompt: Prompt, fields: Any, tools: Sequence[Mapping[str, Any]], tool_choice: Any
 ) -> Constraint:
-    """The grammar of a chat request."""
-    return Constraint()
+    """The grammar of a request. fields: with ``response_format`` and ``structured_outputs``, and
+    ``parallel_tool_calls`` where there are tools. parser: None for texts that are continued as they are. Raises
+    `Refused` that names the field whose grammar is bad, before anything is queued."""
+    wanted, param = _format_of(fields.response_format), "response_format"
+    if fields.structured_outputs is not None:
+        if wanted is not None:
+            raise Refused("response_format and structured_outputs exclude each other", param="structured_outputs")
+        wanted, param = _structured(fields.structured_outputs), "structured_outputs"
+    called = _calls(parser, fields, tools, tool_choice)
+    if called is not None and called.required:
+        wanted, param = called, "tool_choice"
+    elif wanted is not None and tools:
+        raise Refused(
+            f"{param} together with tools that may be called is not supported: set tool_choice to none or required", 501, "unsupported", param,
+        )  # fmt: skip
+    elif called is not None:
+        wanted, param = called, "tools"
+    if wanted is None:
+        return Constraint()
+    return Constraint(await model.grammars.compile(wanted, param, parser, prompt.tail))
+
+
+def _calls(parser: Any, fields: Any, tools: Sequence[Mapping[str, Any]], tool_choice: Any) -> Tools | None:
+    """Tools that must be called, or whose arguments must fit when they are."""
+    if not tools or tool_choice == "none":
+        return None
+    parallel = fields.parallel_tool_calls is not False
+    if tool_choice == "required":
+        return Tools(tools, True, parallel)
+    if isinstance(tool_choice, Mapping):
+        return Tools(tools, True, False)
+    strict = any(tool["function"].get("strict") for tool in tools)
+    if strict and parser.format.call is not None:
+        return Tools(tools, False, parallel)
+    return None
+
+
+def _format_of(given: Mapping[str, Any] | None) -> Wanted | None:
+    """Of `response_format`."""
+    kind = "text" if given is None else given.get("type")
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return JsonObject()
+    if kind != "json_schema":
+        raise Refused("response_format.type is text, json_object or json_schema", param="response_format")
+    assert given is not None
+    described = given.get("json_schema")
+    if not isinstance(described, Mapping) or not isinstance(described.get("name"), str):
+        raise Refused("response_format.json_schema needs a name and a schema", param="response_format")
+    schema = described.get("schema")
+    return JsonObject() if schema is None else JsonSchema(schema)
+
+
+def _structured(given: Mapping[str, Any]) -> Wanted:
+    """Of `structured_outputs`, which other servers of open models have: one of json, json_object, regex and choice."""
+    kinds = [kind for kind in ("json", "json_object", "regex", "choice") if given.get(kind) is not None]
+    if len(kinds) != 1:
+        raise Refused("structured_outputs holds one of json, json_object, regex and choice", param="structured_outputs")
+    (kind,) = kinds
+    value = given[kind]
+    if kind == "json_object":
+        return JsonObject()
+    if kind == "regex":
+        return Regex(value)
+    if kind == "choice":
+        return Choice(value)
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            raise Refused("structured_outputs.json is not valid JSON", param="structured_outputs") from None
+    return JsonSchema(value)

@@ -37,10 +37,6 @@ ENGINE_FIGURES = (
     ("preemptions", "num_preemptions", True, "Sequences that gave up their place to others."),
     ("steps", "engine_steps", True, "Steps of the engine."),
 )
-ENGINE_SUMS = (
-    ("queue_seconds", "request_queue_time_seconds", "Time that requests waited for a place, in all."),
-    ("prefill_seconds", "request_prefill_time_seconds", "Time in which prompts were computed, in all."),
-)
 
 
 class Histogram:
@@ -149,12 +145,13 @@ class Metrics(Collector):
                 if key in figures:
                     family.add_metric([model], float(figures[key]))
             yield family
-        for key, name, text in ENGINE_SUMS:
-            family = CounterMetricFamily(PREFIX + name, text, labels=["model_name"])
-            for model, figures in stats.items():
-                if key in figures:
-                    family.add_metric([model], float(figures[key]))
-            yield family
+        phases = CounterMetricFamily(
+            PREFIX + "engine_seconds", "Time of the engine's thread, by what it did.", labels=["model_name", "phase"]
+        )
+        for model, figures in stats.items():
+            for phase, seconds in figures.get("seconds", {}).items():
+                phases.add_metric([model, phase], float(seconds))
+        yield phases
         adapters = GaugeMetricFamily(
             PREFIX + "lora_requests_info", "Adapters that are loaded.", labels=["model_name", "lora"]
         )

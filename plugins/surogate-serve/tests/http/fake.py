@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from surogate_serve.grammars import Grammars
 from surogate_serve.parsers import FORMATS, Parser
 from surogate_serve.types import Delta, Generation, Prompt, Refused, TokenLogprob
 
@@ -20,6 +21,8 @@ class FakeTokenizer:
 
     vocab_size = 100_000
     eos_token_id = 5
+    stop_token_ids = (5,)
+    special_tokens = frozenset(_SPECIAL)
     bos_token_id = None
 
     def __init__(self) -> None:
@@ -30,7 +33,7 @@ class FakeTokenizer:
     def id_of(self, piece: str | bytes) -> int:
         raw = piece.encode() if isinstance(piece, str) else piece
         if raw not in self._ids:
-            number = len(self._ids) + 10
+            number = len(self._ids) + 16
             self._ids[raw], self._texts[number] = number, raw
         return self._ids[raw]
 
@@ -49,6 +52,21 @@ class FakeTokenizer:
         return self._texts.get(token, b"?")
 
 
+class _Bytes:
+    """The specials, and a token for each byte: grammars need a vocabulary that stays."""
+
+    bos_token_id = None
+    stop_token_ids = FakeTokenizer.stop_token_ids
+    special_tokens = FakeTokenizer.special_tokens
+    added_tokens = {text: index for index, text in enumerate(_SPECIAL)}
+
+    def encode(self, text: str, add_special_tokens: bool = False, parse_special: bool = True) -> list[int]:
+        return [256 + byte for byte in text.encode()]
+
+    def token_bytes(self, token: int) -> bytes:
+        return _SPECIAL[token].encode() if token < len(_SPECIAL) else bytes([token - 256]) if token >= 256 else b""
+
+
 Script = Callable[[Generation, int], Sequence[str]]
 
 
@@ -62,6 +80,7 @@ class FakeModel:
         self.name, self.created, self.context = name, 1_700_000_000, context
         self.tokenizer = FakeTokenizer()
         self.parser = Parser(FORMATS[parser], self.tokenizer)
+        self.grammars = Grammars(_Bytes(), 512, parser=self.parser)
         self.adapters: list[str] = []
         self.dead: str | None = None
         self.script: Script = script or (lambda generation, choice: ["Hello", " there", "!"])
@@ -151,6 +170,9 @@ class FakeModel:
 
     def stats(self) -> dict[str, Any]:
         return {"running": self.running, "waiting": self.waiting, "kv_usage": 0.25}
+
+    def adapter_details(self) -> list[dict[str, Any]]:
+        return [{"name": name} for name in self.adapters]
 
     async def load_adapter(self, name: str, path: str) -> None:
         if name not in self.adapters:

@@ -224,3 +224,80 @@ def test_adapters_are_models():
     from surogate_serve.http.requests import resolve
 
     assert resolve({"fake": model}, "tuned").adapter == "tuned" == resolve({"fake": model}, "fake:tuned").adapter
+
+
+def schema(**properties):
+    return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
+
+
+def test_forms_of_answers_become_grammars(server):
+    strict = [{"type": "function", "function": TOOLS[0]["function"] | {"strict": True, "parameters": schema()}}]
+    forms = [
+        {"response_format": {"type": "json_object"}},
+        {
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "x", "schema": schema(a={"type": "integer"})},
+            }
+        },
+        {"structured_outputs": {"regex": "a+b"}},
+        {"structured_outputs": {"choice": ["yes", "no"]}},
+        {"structured_outputs": {"json": json.dumps(schema())}},
+        {"tools": TOOLS, "tool_choice": "required"},
+        {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "weather"}}},
+        {"tools": strict},
+    ]
+    for form in forms:
+        answer = httpx.post(server.url + "/v1/chat/completions", json={"model": "fake", "messages": HI} | form)
+        assert answer.status_code == 200, answer.text
+        assert server.model.seen[-1].grammar is not None
+    for form in ({}, {"response_format": {"type": "text"}}, {"tools": TOOLS}, {"tools": TOOLS, "tool_choice": "none"}):
+        httpx.post(server.url + "/v1/chat/completions", json={"model": "fake", "messages": HI} | form)
+        assert server.model.seen[-1].grammar is None
+    answer = httpx.post(
+        server.url + "/v1/completions", json={"model": "fake", "prompt": "x", "structured_outputs": {"choice": ["a"]}}
+    )
+    assert answer.status_code == 200 and server.model.seen[-1].grammar is not None
+
+
+def test_bad_forms_are_refused(server):
+    def formatted(**schema):
+        return {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}}
+
+    deep = {"type": "string"}
+    for _ in range(70):
+        deep = {"type": "array", "items": deep}
+    for form, param in (
+        (formatted(type="dragon"), "response_format"),
+        (formatted(type="string", pattern="("), "response_format"),
+        ({"response_format": {"type": "json_schema"}}, "response_format"),
+        ({"response_format": {"type": "xml"}}, "response_format"),
+        ({"response_format": {}}, "response_format"),
+        ({"structured_outputs": {"regex": "("}}, "structured_outputs"),
+        ({"structured_outputs": {"choice": []}}, "structured_outputs"),
+        ({"structured_outputs": {"json": "{"}}, "structured_outputs"),
+        ({"structured_outputs": {}}, "structured_outputs"),
+        ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs"),
+    ):
+        answer = httpx.post(server.url + "/v1/chat/completions", json={"model": "fake", "messages": HI} | form)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), (form, answer.text)
+    assert not server.model.seen
+    assert (
+        httpx.post(
+            server.url + "/v1/chat/completions", json={"model": "fake", "messages": HI} | formatted(**deep)
+        ).status_code
+        == 400
+    )
+
+
+def test_client_parses_into_a_class(server):
+    import pydantic
+
+    class Town(pydantic.BaseModel):
+        name: str
+
+    server.model.script = lambda generation, index: ['{"name": ', '"Paris"}']
+    reply = client(server).chat.completions.parse(model="fake", messages=HI, response_format=Town)
+    assert reply.choices[0].message.parsed == Town(name="Paris")
+    with pytest.raises(openai.LengthFinishReasonError):
+        client(server).chat.completions.parse(model="fake", messages=HI, response_format=Town, max_tokens=1)

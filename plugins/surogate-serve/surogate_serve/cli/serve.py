@@ -1,0 +1,211 @@
+"""`surogate serve`: models behind the APIs of OpenAI and Anthropic, over HTTP."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from surogate_core.cli.console import tell
+from surogate_core.cli.options import model_path
+from surogate_core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from ..engine import EngineOptions
+    from ..http.limits import Settings
+
+_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+_MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_./-]{0,127}")
+
+
+def serve(
+    models: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="MODEL...",
+            help="A Hugging Face folder, a .gguf file, the folder of a run, or: default. Several as NAME=PATH.",
+        ),
+    ],
+    host: Annotated[str, typer.Option(help="The address to listen on. 0.0.0.0: on every network.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port. 0: any that is free.")] = 8000,
+    api_key: Annotated[
+        list[str] | None, typer.Option(help="A key that requests must carry; may be given several times.")
+    ] = None,
+    api_key_file: Annotated[
+        Path | None, typer.Option(help="A file of such keys, one a line: other users of a machine see a command line.")
+    ] = None,
+    admin_key: Annotated[
+        list[str] | None, typer.Option(help="A key for /admin routes; without one they are off.")
+    ] = None,
+    adapter: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=PATH", help="A LoRA adapter of the first model; of another: MODEL:NAME=PATH."),
+    ] = None,
+    backend: Annotated[str, typer.Option(help="What computes: cpu, cuda.")] = "cpu",
+    device: Annotated[int, typer.Option(min=0, help="Which device of the backend.")] = 0,
+    recipe: Annotated[str, typer.Option(help="The precision recipe.")] = "bf16",
+    threads: Annotated[int | None, typer.Option(min=1, help="Threads. Default: one for each core.")] = None,
+    context: Annotated[
+        int | None, typer.Option(min=16, help="Tokens of a prompt and its answer. Default: the model's.")
+    ] = None,
+    max_sequences: Annotated[
+        int | None,
+        typer.Option(min=1, help="Answers that are computed at once. Default: what memory allows, up to 128."),
+    ] = None,
+    kv_memory: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE", help="Memory of the key-value cache, such as 8G. Default: a share of what is free."
+        ),
+    ] = None,
+    token_budget: Annotated[
+        int | None, typer.Option(min=1, help="Tokens of one step, prompts and answers together.")
+    ] = None,
+    adapter_slots: Annotated[int, typer.Option(min=0, help="Adapters that one step can use. 0: no adapters.")] = 4,
+    adapter_rank: Annotated[int, typer.Option(min=1, help="The largest rank that an adapter may have.")] = 16,
+    parser: Annotated[
+        str | None, typer.Option(help="How answers are read (see `surogate plugins`). Default: by the chat template.")
+    ] = None,
+    allowed_origin: Annotated[
+        list[str] | None, typer.Option(help="An origin whose pages may ask, such as https://example.org, or *.")
+    ] = None,
+    open_metrics: Annotated[bool, typer.Option("--open-metrics", help="Let /metrics be read without a key.")] = False,
+    request_log: Annotated[
+        Path | None, typer.Option(help="Append a line of JSON for every request to this file.")
+    ] = None,
+    log_prompts: Annotated[bool, typer.Option("--log-prompts", help="Also what the requests say.")] = False,
+    max_queue: Annotated[
+        int, typer.Option(min=1, help="Answers of a model that may wait or run; more get 429.")
+    ] = 1024,
+    queue_timeout: Annotated[
+        float, typer.Option(min=0.1, help="Seconds that a request may wait; longer gets 503.")
+    ] = 120.0,
+    drain_timeout: Annotated[
+        float, typer.Option(min=0.0, help="Seconds that what runs may take when the server is asked to end.")
+    ] = 30.0,
+) -> None:
+    """Serve models over HTTP until a signal ends it."""
+    from ..engine import EngineOptions
+    from ..http.limits import Limits, Settings
+
+    keys = (*(api_key or ()), *_keys_of(api_key_file))
+    if any(not key.strip() for key in (*keys, *(admin_key or ()))):
+        raise ConfigError("a key may not be empty")
+    settings = Settings(
+        api_keys=keys,
+        admin_keys=tuple(admin_key or ()),
+        open_metrics=open_metrics,
+        allowed_origins=tuple(allowed_origin or ()),
+        limits=Limits(queued=max_queue, queue_seconds=queue_timeout, drain_seconds=drain_timeout),
+        request_log=request_log,
+        log_prompts=log_prompts,
+        parser=parser,
+    )
+    options = EngineOptions(
+        recipe=recipe,
+        backend=backend,
+        device=device,
+        threads=threads,
+        context=context,
+        max_sequences=max_sequences,
+        kv_memory=None if kv_memory is None else _bytes_of(kv_memory),
+        token_budget=token_budget,
+        adapter_slots=adapter_slots,
+        adapter_rank=adapter_rank,
+    )
+    code = _run(named_models(models), adapters_of(adapter or (), models), options, settings, host, port)
+    raise typer.Exit(code)
+
+
+def _run(
+    paths: dict[str | None, Path],
+    adapters: dict[str | None, dict[str, str]],
+    options: EngineOptions,
+    settings: Settings,
+    host: str,
+    port: int,
+) -> int:
+    """Opens, serves and closes; the exit code."""
+    import logging
+
+    from ..http.app import create_app
+    from ..http.server import listen, run
+    from ..models import ServedModel
+
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s %(levelname)s: %(message)s")
+    if host not in ("127.0.0.1", "::1", "localhost") and not settings.api_keys:
+        tell(f"{host} can be reached from other machines, and no --api-key protects it")
+    listener = listen(host, port)
+    opened: dict[str, Any] = {}
+    try:
+        for name, path in paths.items():
+            model = ServedModel.open(path, name, options, adapters.get(name))
+            if model.name in opened:
+                model.close()
+                raise ConfigError(f"two models are named {model.name!r}", "Name them: NAME=PATH.")
+            opened[model.name] = model
+            if settings.parser is not None:
+                model.parser_named(settings.parser)
+        app = create_app(opened, settings)
+        names = ", ".join(opened)
+        return run(app, listener, lambda url: typer.echo(f"serving {names} at {url}"))
+    finally:
+        listener.close()
+        for model in opened.values():
+            model.close()
+
+
+def named_models(given: Sequence[str]) -> dict[str | None, Path]:
+    """Paths by name; None: the one model's own name. Raises `ConfigError` where names are missing, unfit or come
+    twice."""
+    result: dict[str | None, Path] = {}
+    for each in given:
+        name, equals, path = each.partition("=")
+        # A path that exists is one, whatever characters it has.
+        if not equals or Path(each).expanduser().exists():
+            name, path = "", each
+        if equals and name and not _MODEL_NAME.fullmatch(name):
+            raise ConfigError(f"{name!r} is no name for a model", "Use letters, digits and _ . / -.")
+        if not name and len(given) > 1:
+            name = Path(path).expanduser().resolve().name.removesuffix(".gguf")
+        if (name or None) in result:
+            raise ConfigError(f"two models are named {name!r}", "Name them: NAME=PATH.")
+        result[name or None] = model_path(path)
+    return result
+
+
+def adapters_of(given: Sequence[str], models: Sequence[str]) -> dict[str | None, dict[str, str]]:
+    """Paths of adapters by name, by the model's name as `named_models` has it."""
+    names = list(named_models(models))
+    result: dict[str | None, dict[str, str]] = {}
+    for each in given:
+        name, equals, path = each.partition("=")
+        base, colon, own = name.rpartition(":")
+        if not equals or not own or not path:
+            raise ConfigError(f"--adapter {each}: not NAME=PATH", "Give a name that requests will use, and a folder.")
+        if colon and base not in names:
+            raise ConfigError(f"--adapter {each}: there is no model {base!r}")
+        if not _MODEL_NAME.fullmatch(own) or own in names:
+            raise ConfigError(f"--adapter {each}: {own!r} is no name for it, or a model has it")
+        result.setdefault(base if colon else names[0], {})[own] = path
+    return result
+
+
+def _keys_of(path: Path | None) -> list[str]:
+    """The lines of a file of keys that are not empty."""
+    if path is None:
+        return []
+    keys = [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    if not keys:
+        raise ConfigError(f"{path}: no key in it")
+    return keys
+
+
+def _bytes_of(text: str) -> int:
+    """4096, 512M, 8G, 8GiB."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmg]?)(?:i?b)?", text.strip().lower())
+    if match is None:
+        raise ConfigError(f"--kv-memory {text}: not a size", "Write it as 512M or 8G.")
+    return int(float(match[1]) * _UNITS[match[2]])

@@ -1,0 +1,40 @@
+"""The verb's words, before any model is opened."""
+
+from __future__ import annotations
+
+import pytest
+from surogate_core.errors import ConfigError
+
+from surogate_serve.cli.serve import _bytes_of, _keys_of, adapters_of, named_models
+
+
+def test_models_and_their_names(tmp_path):
+    odd = tmp_path / "a=b.gguf"
+    odd.touch()
+    assert named_models([str(tmp_path)]) == {None: tmp_path}
+    assert named_models([f"x={tmp_path}"]) == {"x": tmp_path}
+    assert named_models([str(odd)]) == {None: odd}
+    assert named_models([f"x={tmp_path}", str(odd)]) == {"x": tmp_path, "a=b": odd}
+    for bad in ([f"x={tmp_path}", f"x={odd}"], ["a b=/x"]):
+        with pytest.raises(ConfigError):
+            named_models(bad)
+
+
+def test_adapters_go_to_their_models():
+    assert adapters_of(["t=/a"], ["/m"]) == {None: {"t": "/a"}}
+    assert adapters_of(["t=/a", "y:u=/b"], ["x=/m", "y=/n"]) == {"x": {"t": "/a"}, "y": {"u": "/b"}}
+    for bad in ("t", "=x", "z:t=/a", "x=/a", "t="):
+        with pytest.raises(ConfigError):
+            adapters_of([bad], ["x=/m", "y=/n"])
+
+
+def test_sizes_and_keys(tmp_path):
+    assert [_bytes_of(text) for text in ("4096", "512M", "8g", "1.5GiB")] == [4096, 512 << 20, 8 << 30, 3 << 29]
+    with pytest.raises(ConfigError):
+        _bytes_of("much")
+    path = tmp_path / "keys"
+    path.write_text("one\n\n two \n")
+    assert _keys_of(path) == ["one", "two"]
+    path.write_text("\n")
+    with pytest.raises(ConfigError):
+        _keys_of(path)
