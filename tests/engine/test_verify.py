@@ -37,7 +37,7 @@ def test_the_good_one_passes(fake):
 def test_versions_and_magic():
     refused(adding().to_bytes(magic=b"NOTAPROG"), "not a program")
     refused(adding().to_bytes(version=2), "format version 2, this engine reads 1")
-    refused(adding().to_bytes(abi=(3, 1)), r"ABI 3\.1, this engine speaks 1\.1")
+    refused(adding().to_bytes(abi=(3, 1)), r"ABI 3\.1, this engine speaks 1\.2")
     refused(b"", "shorter than its header")
 
 
