@@ -77,9 +77,10 @@ async def constraint_of(
     if called is not None and called.required:
         wanted, param = called, "tool_choice"
     elif wanted is not None and tools:
-        raise Refused(
-            f"{param} together with tools that may be called is not supported: set tool_choice to none or required", 501, "unsupported", param,
-        )  # fmt: skip
+        message = (
+            f"{param} together with tools that may be called is not supported: set tool_choice to none or required"
+        )
+        raise Refused(message, 501, "unsupported", param)
     elif called is not None:
         wanted, param = called, "tools"
     if wanted is None:
