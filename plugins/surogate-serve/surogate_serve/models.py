@@ -6,6 +6,7 @@ import asyncio
 import queue
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from .engine.embedding import Embedder, Pooling
 from .engine.loop import delta_of, fields_of, refused
 from .engine.pump import AsyncMailbox, EngineDead, Mailbox, Pump, ThreadMailbox
 from .engine.runtime import Runtime, bank_of
+from .grammars import Grammars
 from .parsers import Parser, choose_format
 from .render import render
 from .types import Delta, Generation, Prompt, Refused
@@ -35,7 +37,8 @@ from .types import Delta, Generation, Prompt, Refused
 
 class ServedModel:
     """``name``; ``created``: seconds since 1970; ``context``: tokens of prompt and answer together; ``tokenizer``;
-    ``adapters``: names of those that are loaded; ``parser``: of its answers; ``dead``: why the engine ended, or None.
+    ``adapters``: names of those that are loaded; ``parser``: of its answers; ``grammars``: of its tokens; ``dead``: why the
+    engine ended, or None.
 
     Opened by `open`, closed by `close`. `generate`, `embed`, `load_adapter` and `unload_adapter` are for coroutines, the others
     for any thread.
@@ -79,59 +82,40 @@ class ServedModel:
         """The deltas of all choices, each of which ends with one that has a finish. Closing this cancels the request. Raises
         `Refused` before the first delta where the request is not taken."""
         held = None if generation.adapter is None else await self._adapters.acquire(generation.adapter)
+        box = AsyncMailbox()
+        running = self._submit(generation, held, box)
         try:
-            box = AsyncMailbox()
-            number = self._submit(generation, held, box)
-            unfinished = set(range(generation.n))
-            try:
-                while unfinished:
-                    for delta in await box.get():
-                        if delta.finish is not None:
-                            unfinished.discard(delta.choice)
-                        yield delta
-            except EngineDead as death:
-                for choice in sorted(unfinished):
-                    yield Delta(choice, [], "", [], finish="error", error=f"the engine is dead: {death}")
-                unfinished.clear()
-            finally:
-                self._pump.forget(number)
-                if unfinished:
-                    self._loop.cancel(number)
+            while running.unfinished:
+                for delta in await box.get():
+                    running.take(delta)
+                    yield delta
+        except EngineDead as death:
+            for choice in sorted(running.unfinished):
+                yield Delta(choice, [], "", [], finish="error", error=f"the engine is dead: {death}")
         finally:
-            if held is not None:
-                self._adapters.release(held)
+            self._end(running)
 
     def generate_many(self, generations: Sequence[Generation]) -> Iterator[tuple[int, Delta]]:
         """Deltas as they come, each with the index of its request. Closing this cancels what is left. Raises `Refused` where
         one of the requests is not taken; those before it are cancelled then."""
         shared: queue.SimpleQueue[tuple[Any, list[Delta] | str]] = queue.SimpleQueue()
-        running: dict[int, int] = {}
-        unfinished: dict[int, int] = {}
-        helds: dict[int, HeldAdapter] = {}
+        running: dict[int, Running] = {}
         try:
             for index, generation in enumerate(generations):
                 held = None if generation.adapter is None else self._adapters.acquire_now(generation.adapter)
-                if held is not None:
-                    helds[index] = held
                 running[index] = self._submit(generation, held, ThreadMailbox(index, shared))
-                unfinished[index] = generation.n
-            while unfinished:
+            while running:
                 index, told = shared.get()
                 if isinstance(told, str):
                     raise Refused(f"the engine is dead: {told}", 503, "engine_dead")
                 for delta in told:
+                    running[index].take(delta)
                     yield index, delta
-                    unfinished[index] -= delta.finish is not None
-                if unfinished.get(index) == 0:
-                    del unfinished[index]
-                    self._pump.forget(running.pop(index))
-                    self._release(helds.pop(index, None))
+                if not running[index].unfinished:
+                    self._end(running.pop(index))
         finally:
-            for number in running.values():
-                self._pump.forget(number)
-                self._loop.cancel(number)
-            for held in helds.values():
-                self._adapters.release(held)
+            for each in running.values():
+                self._end(each)
 
     async def embed(self, prompts: Sequence[Sequence[int]], pooling: Pooling = "mean") -> np.ndarray:
         """float32 [len(prompts), dim]: final hidden states, their mean or the last one's. Raises `Refused`."""
@@ -196,6 +180,7 @@ class ServedModel:
             self._loop.drain(timeout)
         self._loop.stop()
         self._pump.stop()
+        self.grammars.close()
 
     def _open_loop(self) -> Loop:
         runtime, options = self.runtime, self.options
@@ -210,23 +195,38 @@ class ServedModel:
         special = {self.tokenizer.token_id(text) for text in self.tokenizer.special_tokens}
         texts = [self.tokenizer.token_bytes(token) if token < known else b"" for token in range(runtime.vocab)]
         loop.set_tokenizer(texts, [token in special for token in range(runtime.vocab)], self.tokenizer.stop_token_ids)
+        self.grammars = Grammars(self.tokenizer, runtime.vocab, texts, self.parser)
+        loop.set_mask_source(self.grammars)
         loop.start()
         return loop
 
-    def _submit(self, generation: Generation, held: HeldAdapter | None, box: Mailbox) -> int:
-        self._check_alive()
-        adapter = None if held is None else (held.slot, held.key)
-        fields = fields_of(generation, [], adapter)
+    def _submit(self, generation: Generation, held: HeldAdapter | None, box: Mailbox) -> Running:
+        """Takes over ``held``, also where it raises `Refused`."""
+        running = Running(-1, set(range(generation.n)), held)
         try:
-            return self._pump.submit(lambda: self._loop.submit(generation.prompt, **fields), box)
-        except Refusal as refusal:
-            raise refused(refusal, generation, self.context) from None
-        except EngineDead as death:
-            raise Refused(f"the engine is dead: {death}", 503, "engine_dead") from None
+            self._check_alive()
+            if generation.grammar is not None:
+                running.grammars = self.grammars.open(generation.grammar, generation.n)
+            fields = fields_of(generation, running.grammars, None if held is None else (held.slot, held.key))
+            running.number = self._pump.submit(lambda: self._loop.submit(generation.prompt, **fields), box)
+            return running
+        except BaseException as error:
+            running.unfinished.clear()
+            self._end(running)
+            if isinstance(error, Refusal):
+                raise refused(error, generation, self.context) from None
+            if isinstance(error, EngineDead):
+                raise Refused(f"the engine is dead: {error}", 503, "engine_dead") from None
+            raise
 
-    def _release(self, held: HeldAdapter | None) -> None:
-        if held is not None:
-            self._adapters.release(held)
+    def _end(self, running: Running) -> None:
+        self._pump.forget(running.number)
+        if running.unfinished:
+            self._loop.cancel(running.number)
+        if running.grammars:
+            self.grammars.release(running.grammars)
+        if running.held is not None:
+            self._adapters.release(running.held)
 
     def _check_alive(self) -> None:
         if self.dead is not None:
@@ -237,6 +237,20 @@ class ServedModel:
 
     def _died(self, reason: str) -> None:
         self.dead = reason
+
+
+@dataclass
+class Running:
+    """A request of the loop's: its id, the choices that have not ended, and what it holds until they have."""
+
+    number: int
+    unfinished: set[int]
+    held: HeldAdapter | None = None
+    grammars: list[int] = field(default_factory=list)
+
+    def take(self, delta: Delta) -> None:
+        if delta.finish is not None:
+            self.unfinished.discard(delta.choice)
 
 
 class ModelPath:
