@@ -24,7 +24,8 @@ def always_available() -> str | None:
 
 @dataclass(frozen=True)
 class Backend:
-    """A kind of device. `library`: the file with its kernels. `unavailable()`: why this machine cannot use it, or None."""
+    """A kind of device. `library`: the file with its kernels. `unavailable()`: why this machine cannot use it, or
+    None."""
 
     name: str
     library: Path
@@ -46,17 +47,17 @@ class Strategy:
 
 
 OutputState = Literal["start", "content", "reasoning", "call", "called"]
-"""start: an answer's text before anything of it is visible; content: the answer; call: the body of a tool call; called: behind
-one. Text of start and called that is no marker is content, and the state then too."""
+"""start: an answer's text before anything of it is visible; content: the answer; call: the body of a tool call;
+called: behind one. Text of start and called that is no marker is content, and the state then too."""
 
 
 @dataclass(frozen=True)
 class Marker:
     """A terminal of a format: in one of ``states``, ``text`` changes the state to ``to`` and is no output itself.
 
-    Where the tokenizer has ``text`` as one added token, only that token counts, never text that looks like it; otherwise the
-    text, however it is cut into tokens. begins_body: the text is also the first of the call's body, for calls that nothing
-    announces (an answer that begins with "{").
+    Where the tokenizer has ``text`` as one added token, only that token counts, never text that looks like it;
+    otherwise the text, however it is cut into tokens. begins_body: the text is also the first of the call's body, for
+    calls that nothing announces (an answer that begins with "{").
     """
 
     states: tuple[OutputState, ...]
@@ -67,9 +68,9 @@ class Marker:
 
 @dataclass
 class CallProgress:
-    """What a piece of a call's body told. name: from the piece on that made it certain; the call begins with it. arguments:
-    what was gained of one JSON object. complete: the object is whole. failed: this is no call, or not any more. rest: with
-    either of the two, the text from there on, which the reader did not take."""
+    """What a piece of a call's body told. name: from the piece on that made it certain; the call begins with it.
+    arguments: what was gained of one JSON object. complete: the object is whole. failed: this is no call, or not any
+    more. rest: with either of the two, the text from there on, which the reader did not take."""
 
     name: str | None = None
     arguments: str = ""
@@ -85,21 +86,23 @@ class CallReader(Protocol):
         """Takes the next piece. Not called again once the call is complete or failed."""
 
     def finish(self, closed: bool) -> CallProgress:
-        """The body ended: by its closing marker (then a call whose arguments are whole is complete), or the answer is over."""
+        """The body ended: by its closing marker (then a call whose arguments are whole is complete), or the answer is
+        over."""
 
 
 class CallSyntax(Protocol):
     """How a format writes a call."""
 
     quotes: tuple[str, ...]
-    """Terminals inside a body (delimiters of strings). Where one is an added token, readers see ``quote_marks[text]``."""
+    """Terminals inside a body (delimiters of strings). Where one is an added token, readers see
+    ``quote_marks[text]``."""
 
     def reader(self, tools: Mapping[str, Mapping[str, Any]], quote_marks: Mapping[str, str]) -> CallReader:
         """Begins one call. tools: name -> JSON schema of its parameters."""
 
     def grammar(self, name: str, parameters: Mapping[str, Any], terminal: Callable[[str], str]) -> str:
-        """The body of a call of this tool as the right side of a Lark rule of llguidance; terminal(text) gives what matches
-        a marker or a quote."""
+        """The body of a call of this tool as the right side of a Lark rule of llguidance; terminal(text) gives what
+        matches a marker or a quote."""
 
 
 def random_call_id(name: str, index: int) -> str:
@@ -121,12 +124,13 @@ def never_detected(template: str) -> int:
 class OutputFormat:
     """How a family of models writes its answers: reasoning and tool calls, told by markers.
 
-    reasoning: what opens and closes reasoning, None where the model has none. reasoning_header: text behind the opening marker
-    that belongs to it. call: None where the format has no calls; markers: everything else that changes the state. call_begin
-    and call_end: what a call's body stands between when it is written by a grammar. call_separator: between two calls there.
-    turn_ends: tokens that end an answer even where the tokenizer does not say so. new_call_id(name, index): ids of calls.
-    thinking_variables(enabled, effort): what the template is given to switch reasoning. detect(template): how surely a chat
-    template's text is this format's, 0 for not; the largest wins. Whitespace beside a marker belongs to the marker.
+    reasoning: what opens and closes reasoning, None where the model has none. reasoning_header: text behind the
+    opening marker that belongs to it. call: None where the format has no calls; markers: everything else that changes
+    the state. call_begin and call_end: what a call's body stands between when it is written by a grammar.
+    call_separator: between two calls there. turn_ends: tokens that end an answer even where the tokenizer does not say
+    so. new_call_id(name, index): ids of calls. thinking_variables(enabled, effort): what the template is given to
+    switch reasoning. detect(template): how surely a chat template's text is this format's, 0 for not; the largest
+    wins. Whitespace beside a marker belongs to the marker.
     """
 
     name: str

@@ -1,16 +1,29 @@
-"""From a model's tokens to what every API tells of an answer: each choice's text goes through one stream of the model's parser,
-and each choice ends with one `Finished`, whatever happened."""
+"""From a model's tokens to what every API tells of an answer: each choice's text goes through one stream of the
+model's parser, and each choice ends with one `Finished`, whatever happened."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from .parsers import OutputStream, Parser
-from .types import Content, Delta, Event, Finished, Generation, Prompt, Reasoning, TokenLogprob, ToolCallEnd, Usage
+from .types import (
+    Content,
+    Delta,
+    Event,
+    Finished,
+    FinishReason,
+    Generation,
+    Prompt,
+    Reasoning,
+    TokenLogprob,
+    ToolCallEnd,
+    Usage,
+)
 
+Finish = FinishReason | Literal["tool_calls"]
 ToolChoice = str | Mapping[str, Any]
 """ToolChoice: "auto", "none", "required", or {"type": "function", "function": {"name": ...}}."""
 
@@ -36,10 +49,10 @@ async def answers(
     """The events of all choices as they come, then one `Usage`.
 
     tools: definitions as {"type": "function", "function": {"name", "description", "parameters"}}; without any, or with
-    tool_choice "none", what looks like a call is content. parser: the model's own where None. parallel: without it, a choice
-    ends with its first call. Every choice gets exactly one `Finished`: "tool_calls" where the model ended its turn after
-    calls that are all complete, else what the engine said. Closing the iterator cancels the request. Raises what
-    ``model.generate`` raises.
+    tool_choice "none", what looks like a call is content. parser: the model's own where None. parallel: without it, a
+    choice ends with its first call. Every choice gets exactly one `Finished`: "tool_calls" where the model ended its
+    turn after calls that are all complete, else what the engine said. Closing the iterator cancels the request. Raises
+    what ``model.generate`` raises.
     """
     parser = parser or model.parser
     offered = () if tool_choice == "none" else tuple(tools)
@@ -94,7 +107,7 @@ class _Choice:
             events += self.end(delta.finish, delta.stop, delta.error)
         return events
 
-    def end(self, finish: str, stop: str | int | None = None, error: str | None = None) -> list[Event]:
+    def end(self, finish: Finish, stop: str | int | None = None, error: str | None = None) -> list[Event]:
         """What was held back, and the one `Finished`."""
         self.finished = True
         rest = self.stream.finish()
@@ -105,8 +118,7 @@ class _Choice:
         ended_turn = finish == "stop" and not isinstance(stop, str)
         if ended_turn and self.stream.complete_calls and not self.stream.broken:
             finish = "tool_calls"
-        done = Finished(self.stream.choice, finish, stop, error, self.tokens, self.reasoning_tokens)  # type: ignore[arg-type]
-        return [*events, done]
+        return [*events, Finished(self.stream.choice, finish, stop, error, self.tokens, self.reasoning_tokens)]
 
     def _piece(self, token: int, text: str) -> list[Event]:
         was_reasoning = self.stream.reasoning

@@ -53,9 +53,10 @@ class Choice:
 
 @dataclass(frozen=True)
 class Tools:
-    """Calls of tools in the parser's format. tools: as in a chat request. required: the answer is calls and nothing else;
-    otherwise text and calls, whose arguments are held to the schemas of those tools that say ``strict``. parallel: more
-    than one call."""
+    """Calls of tools in the parser's format. tools: as in a chat request. required: the answer is calls and nothing
+    else, with arguments that fit the tools' schemas; otherwise text and calls, and only the schemas of tools that say
+    ``strict`` are held to. What of a schema cannot be held to is an error for strict tools. parallel: more than one
+    call."""
 
     tools: Sequence[Mapping[str, Any]]
     required: bool = True
@@ -66,8 +67,8 @@ Constraint = JsonSchema | JsonObject | Regex | Choice | Tools
 
 
 def lark(constraint: Constraint, param: str, parser: Parser | None = None) -> str:
-    """The constraint's grammar. Raises Refused (400, ``param``) for one that is malformed or too large; whether its schemas
-    and patterns make sense is told when the grammar is compiled."""
+    """The constraint's grammar. Raises Refused (400, ``param``) for one that is malformed or too large; whether its
+    schemas and patterns make sense is told when the grammar is compiled."""
     if isinstance(constraint, JsonSchema):
         return f"start: %json {json_schema(constraint.schema, param)}"
     if isinstance(constraint, JsonObject):
@@ -79,12 +80,13 @@ def lark(constraint: Constraint, param: str, parser: Parser | None = None) -> st
     return _tools(constraint, param, parser)
 
 
-def json_schema(schema: Any, param: str) -> str:
-    """A schema as it goes into a grammar, with the limits on spaces that hold for all JSON here."""
+def json_schema(schema: Any, param: str, lenient: bool = False) -> str:
+    """A schema as it goes into a grammar, with the limits on spaces that hold for all JSON here. lenient: keywords
+    that the library does not know are left out of account, where they are an error otherwise."""
     if not isinstance(schema, Mapping):
         raise Refused(f"{param}: a JSON schema is an object", param=param)
     cleaned = _cleaned(schema, param, 0)
-    cleaned.setdefault("x-guidance", {"whitespace_pattern": _SPACES})
+    cleaned["x-guidance"] = {"whitespace_pattern": _SPACES, "lenient": lenient}
     try:
         text = json.dumps(cleaned, allow_nan=False)
     except (ValueError, TypeError) as error:
@@ -142,15 +144,16 @@ def _choices(values: Any, param: str) -> str:
 def _tools(constraint: Tools, param: str, parser: Parser | None) -> str:
     if parser is None or parser.format.call is None:
         name = parser.format.name if parser is not None else "none"
-        raise Refused(f"this model's answers (format {name}) have no tool calls that could be forced", 501, "unsupported", param)
+        words = f"this model's answers (format {name}) have no tool calls that could be forced"
+        raise Refused(words, 501, "unsupported", param)
     if not constraint.tools or len(constraint.tools) > MAX_TOOLS:
         raise Refused(f"{param}: from 1 to {MAX_TOOLS} tools, not {len(constraint.tools)}", param=param)
     bodies = []
     for tool in constraint.tools:
         function = tool["function"]
-        held = constraint.required or function.get("strict")
-        schema = function.get("parameters") or {} if held else {}
-        schema = json.loads(json_schema({"type": "object", **schema}, param))
+        is_strict = bool(function.get("strict"))
+        parameters = function.get("parameters") or {} if constraint.required or is_strict else {}
+        schema = json.loads(json_schema({"type": "object", **parameters}, param, lenient=not is_strict))
         bodies.append(parser.format.call.grammar(function["name"], schema, parser.terminal))
     rules = "\n".join(f"call_{i}: {body}" for i, body in enumerate(bodies))
     form = _forced(parser, constraint.parallel) if constraint.required else _free(parser, constraint.parallel)

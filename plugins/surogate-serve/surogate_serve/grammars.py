@@ -46,8 +46,9 @@ class GrammarTokenizer(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Grammar:
-    """A compiled grammar, and when it begins. opening: the token with which the model may open reasoning first, None where it
-    may not. in_reasoning: the prompt opened it already. closing: what ends reasoning, as a token or as bytes."""
+    """A compiled grammar, and when it begins. opening: the token with which the model may open reasoning first, None
+    where it may not. in_reasoning: the prompt opened it already. closing: what ends reasoning, as a token or as
+    bytes."""
 
     matcher: Any = field(repr=False)
     opening: int | None = None
@@ -56,8 +57,8 @@ class Grammar:
 
 
 class Grammars:
-    """The grammars of one model. `compile` makes one, `open` begins it for choices, `fill` and `accept` are what the engine's
-    loop calls, `release` ends it."""
+    """The grammars of one model. `compile` makes one, `open` begins it for choices, `fill` and `accept` are what the
+    engine's loop calls, `release` ends it."""
 
     def __init__(
         self,
@@ -66,8 +67,8 @@ class Grammars:
         token_bytes: Sequence[bytes] | None = None,
         parser: Parser | None = None,
     ) -> None:
-        """vocab: the model's, that is, of the masks. token_bytes: of every token, where they are known already. parser: the
-        model's own; its markers are tokens of their own in grammars too."""
+        """vocab: the model's, that is, of the masks. token_bytes: of every token, where they are known already.
+        parser: the model's own; its markers are tokens of their own in grammars too."""
         self._tokenizer, self._vocab, self._token_bytes, self._parser = tokenizer, vocab, token_bytes, parser
         self._pool = ThreadPoolExecutor(2, thread_name_prefix="grammars")
         self._kept: OrderedDict[str, Any] = OrderedDict()
@@ -78,12 +79,14 @@ class Grammars:
         self._walks: dict[int, _Walk] = {}
         self._executor: LLExecutor | None = None
 
-    # -- for requests ----------------------------------------------------------------------------------------------------
+    # -- for requests -------------------------------------------------------------------------------------------------
 
-    async def compile(self, constraint: Constraint, param: str, parser: Parser | None = None, tail: str = "") -> Grammar:
-        """A grammar for a request. param: the request's field, which errors name. parser, tail: of the answer; where it may
-        begin with reasoning, the grammar holds behind that. Raises Refused: 400 for a constraint that is malformed, too large
-        or takes too long, 429 where too many wait."""
+    async def compile(
+        self, constraint: Constraint, param: str, parser: Parser | None = None, tail: str = ""
+    ) -> Grammar:
+        """A grammar for a request. param: the request's field, which errors name. parser, tail: of the answer; where
+        it may begin with reasoning, the grammar holds behind that. Raises Refused: 400 for a constraint that is
+        malformed, too large or takes too long, 429 where too many wait."""
         if self._own is None:
             await asyncio.to_thread(self.prepare)
         job = self._begin(constraint, param, parser, tail)
@@ -121,11 +124,11 @@ class Grammars:
         """Nothing is compiled any more."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    # -- for the engine's loop -------------------------------------------------------------------------------------------
+    # -- for the engine's loop ----------------------------------------------------------------------------------------
 
     def fill(self, handles: Sequence[int], rows: np.ndarray) -> None:
-        """rows: uint32 [len(handles), ceil(vocab / 32)]; bit v % 32 of word v // 32 is set where token v may come next. Raises
-        RuntimeError where a grammar has come to an error."""
+        """rows: uint32 [len(handles), ceil(vocab / 32)]; bit v % 32 of word v // 32 is set where token v may come
+        next. Raises RuntimeError where a grammar has come to an error."""
         walks = [self._walks[handle] for handle in handles]
         held = [(walk.matcher, i) for i, walk in enumerate(walks) if not walk.is_free]
         row_bytes = rows.shape[1] * rows.itemsize
@@ -140,12 +143,12 @@ class Grammars:
             walk.finish_row(row)
 
     def accept(self, handles: Sequence[int], tokens: Sequence[int]) -> list[int]:
-        """The choices went on with these tokens. For each: 0, it goes on; 1, the answer is complete; -1, the grammar does not
-        allow the token."""
+        """The choices went on with these tokens. For each: 0, it goes on; 1, the answer is complete; -1, the grammar
+        does not allow the token."""
         walks = map(self._walks.get, handles)
         return [0 if walk is None else walk.accept(token) for walk, token in zip(walks, tokens, strict=True)]
 
-    # -- compiling -------------------------------------------------------------------------------------------------------
+    # -- compiling ----------------------------------------------------------------------------------------------------
 
     def _begin(self, constraint: Constraint, param: str, parser: Parser | None, tail: str) -> Future[Grammar]:
         text = lark(constraint, param, parser)
@@ -178,7 +181,9 @@ class Grammars:
         if matcher.is_error():
             raise Refused(f"{param}: {_words(matcher.get_error())}", param=param)
         if time.monotonic() - started > MASK_LIMIT:
-            raise Refused(f"{param}: the grammar is too complex: every token of it would hold up all answers", param=param)
+            raise Refused(
+                f"{param}: the grammar is too complex: every token of it would hold up all answers", param=param
+            )
         with self._lock:
             self._kept[text] = matcher
             while len(self._kept) > KEPT:
@@ -224,7 +229,9 @@ class _Vocabulary:
         markers = set(parser.token_ids) if parser is not None else set()
         special = [number for text, number in tokenizer.added_tokens.items()
                    if number < vocab and (text in tokenizer.special_tokens or text in markers)]  # fmt: skip
-        known = list(token_bytes[:vocab]) if token_bytes is not None else [tokenizer.token_bytes(i) for i in range(vocab)]
+        known = (
+            list(token_bytes[:vocab]) if token_bytes is not None else [tokenizer.token_bytes(i) for i in range(vocab)]
+        )
         self.tokens = known + [b""] * (vocab - len(known))
         self.encode = tokenizer.encode
         wrapped = TokenizerWrapper(_Tokens(tokenizer, self.tokens, sorted(special)))

@@ -1,16 +1,18 @@
-"""Conversations as prompts, through a model's own chat template, such that no text of a request becomes a control token.
+"""Conversations as prompts, through a model's own chat template, such that no text of a request becomes a control
+token.
 
-The template is rendered once, with every spelling of a control token in the request's texts broken by digits that nobody can
-guess. So every spelling in the rendering is the template's own, whatever it did to the texts. The rendering is then cut at those:
-stretches with broken spellings are encoded as plain text, without the digits; all others as `transformers` encodes them.
+The template is rendered once, with every spelling of a control token in the request's texts broken by digits that
+nobody can guess. So every spelling in the rendering is the template's own, whatever it did to the texts. The rendering
+is then cut at those: stretches with broken spellings are encoded as plain text, without the digits; all others as
+`transformers` encodes them.
 """
 
 from __future__ import annotations
 
 import json
 import os.path
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Protocol
 
 from surogate_core.data.template import ChatTemplate
@@ -51,16 +53,11 @@ def render(
     """The conversation as token ids, as `transformers` would give them for a request that spells no control token.
 
     continue_final_message: the answer goes on where the last message's text ends; a name says which of its fields.
-    variables: reach the template by name, e.g. enable_thinking=False. Raises Refused (400) where the template refuses the
-    conversation, takes too long or writes too much, or where a text is not Unicode.
+    variables: reach the template by name, e.g. enable_thinking=False. Raises Refused (400) where the template refuses
+    the conversation, takes too long or writes too much, or where a text is not Unicode.
     """
-    renderer = _RENDERERS.get(template)
-    if renderer is None or renderer.tokenizer is not tokenizer:
-        renderer = _RENDERERS[template] = Renderer(template, tokenizer)
+    renderer = _renderer(template, tokenizer)
     return renderer.render(messages, tools, add_generation_prompt, continue_final_message, variables)
-
-
-_RENDERERS: weakref.WeakKeyDictionary[ChatTemplate, Renderer] = weakref.WeakKeyDictionary()
 
 
 class Renderer:
@@ -69,7 +66,11 @@ class Renderer:
     def __init__(self, template: ChatTemplate, tokenizer: PromptTokenizer) -> None:
         self.template, self.tokenizer = template, tokenizer
         # Tokens that are not special but that the template writes as markers (<tool_call>): as good as special.
-        marks = {each for each in tokenizer.added_tokens if each[:1] in "<[" and each[-1:] in ">]" and each in template.source}
+        marks = {
+            each
+            for each in tokenizer.added_tokens
+            if each[:1] in "<[" and each[-1:] in ">]" and each in template.source
+        }
         self._control = Spellings(tokenizer.special_tokens | marks)
         # An assistant's earlier text may hold what the model wrote itself, such as <think>, but nothing special.
         self._special = Spellings(tokenizer.special_tokens)
@@ -100,8 +101,8 @@ class Renderer:
         return Prompt(self._encode(text, breaker), tail.replace(breaker, ""))
 
     def _broken_message(self, message: Mapping[str, Any], breaker: str) -> dict[str, Any]:
-        """As the template gets it: without fields that are None, reasoning under every name that templates know, and arguments
-        of calls as objects, which APIs send as JSON in a string."""
+        """As the template gets it: without fields that are None, reasoning under every name that templates know, and
+        arguments of calls as objects, which APIs send as JSON in a string."""
         is_answer = message.get("role") == "assistant"
         result = {}
         for key, value in message.items():
@@ -145,7 +146,9 @@ class Renderer:
         text = self._written([*messages[:-1], last], tools, variables, False) if names else ""
         place = text.rfind(mark)
         if place < 0:
-            raise Refused(f"the last message has no {field} that the chat template lets go on", param="continue_final_message")
+            raise Refused(
+                f"the last message has no {field} that the chat template lets go on", param="continue_final_message"
+            )
         # Without the space behind the mark the template trims texts, and would have trimmed this one.
         return text[:place] if text[place + len(mark) :][:1] == " " else text[:place].rstrip()
 
@@ -169,8 +172,8 @@ class Renderer:
             raise Refused("the messages hold text that is not Unicode (a lone surrogate)", param="messages") from error
 
     def _parts(self, text: str, breaker: str) -> Iterator[tuple[str, bool]]:
-        """The text in stretches: between two of the template's control tokens, with a broken spelling (then plain, and without
-        the breaker), or else together with its neighbours."""
+        """The text in stretches: between two of the template's control tokens, with a broken spelling (then plain, and
+        without the breaker), or else together with its neighbours."""
         found = self._control.pattern.finditer(text) if self._control.pattern is not None else ()
         begin = after = 0  # of the stretch that is not plain, and of what follows the last control token
         for start, end in [*(match.span() for match in found), (len(text), len(text))]:
@@ -180,6 +183,12 @@ class Renderer:
                 begin = start
             after = end
         yield text[begin:], False
+
+
+@lru_cache(maxsize=64)
+def _renderer(template: ChatTemplate, tokenizer: PromptTokenizer) -> Renderer:
+    """Made once for a model: reading all its tokens' spellings takes a moment."""
+    return Renderer(template, tokenizer)
 
 
 def _with_mark(value: Any, mark: str) -> Any:

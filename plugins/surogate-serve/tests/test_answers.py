@@ -156,6 +156,8 @@ def test_closing_the_answers_closes_the_request():
 
 def test_a_token_that_ends_the_turn_ends_the_choice():
     model = Model(delta("ab"), delta("c"))
-    model.parser = Parser(replace(FORMATS["hermes"], turn_ends=("b",)), type("T", (), {"added_tokens": {"b": ord("b")}})())
+    model.parser = Parser(
+        replace(FORMATS["hermes"], turn_ends=("b",)), type("T", (), {"added_tokens": {"b": ord("b")}})()
+    )
     events = run(model)
     assert [event.text for event in events if isinstance(event, Content)] == ["a"] and reasons(events) == [(0, "stop")]

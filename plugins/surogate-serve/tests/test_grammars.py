@@ -1,4 +1,5 @@
-"""Grammars: random answers that they allow are what was asked for, bad ones are the request's error, reasoning stays free."""
+"""Grammars: random answers that they allow are what was asked for, bad ones are the request's error, reasoning stays
+free."""
 
 from __future__ import annotations
 
@@ -17,8 +18,19 @@ from surogate_serve.grammars import Grammars
 from surogate_serve.parsers import FORMATS, Parser
 from surogate_serve.types import Refused, ToolCallArguments, ToolCallBegin
 
-MARKERS = ["<think>", "</think>", "<tool_call>", "</tool_call>", "<start_function_call>", "<end_function_call>", "<escape>",
-           "<|tool_call>", "<tool_call|>", '<|"|>', "<|python_tag|>"]  # fmt: skip
+MARKERS = [
+    "<think>",
+    "</think>",
+    "<tool_call>",
+    "</tool_call>",
+    "<start_function_call>",
+    "<end_function_call>",
+    "<escape>",
+    "<|tool_call>",
+    "<tool_call|>",
+    '<|"|>',
+    "<|python_tag|>",
+]
 SCHEMA = {
     "type": "object",
     "properties": {"city": {"type": "string"}, "days": {"type": "integer"}, "unit": {"enum": ["C", "F"]}},
@@ -55,8 +67,8 @@ def allowed(grammars, handle, vocab):
 
 
 def answer(grammars, tokenizer, grammar, seed=0, most=400):
-    """Random tokens that the grammar allows, up to its end; None where it did not end. Short ones are likelier: a random
-    walk through strings would go on for long."""
+    """Random tokens that the grammar allows, up to its end; None where it did not end. Short ones are likelier: a
+    random walk through strings would go on for long."""
     draw = random.Random(seed)
     (handle,) = grammars.open(grammar)
     tokens = []
@@ -66,7 +78,9 @@ def answer(grammars, tokenizer, grammar, seed=0, most=400):
             choices = allowed(grammars, handle, vocab)
             assert len(choices)
             stops = [token for token in choices if token in tokenizer.stop_token_ids]
-            ends = [token for token in choices if tokenizer.token_bytes(int(token))[:1] in (b'"', b"}", b"]", b",", b"<")]
+            ends = [
+                token for token in choices if tokenizer.token_bytes(int(token))[:1] in (b'"', b"}", b"]", b",", b"<")
+            ]
             pool = stops if stops and draw.random() < 0.3 else ends if ends and draw.random() < 0.4 else list(choices)
             token = int(draw.choice(pool))
             said = grammars.accept([handle], [token])[0]
@@ -96,7 +110,9 @@ def test_answers_follow_a_schema(grammars, tokenizer):
     grammar = compiled(grammars, JsonSchema(SCHEMA))
     for tokens in answers_of(grammars, tokenizer, grammar):
         value = json.loads(tokenizer.decode(tokens))
-        assert isinstance(value["city"], str) and isinstance(value["days"], int) and set(value) <= {"city", "days", "unit"}
+        assert (
+            isinstance(value["city"], str) and isinstance(value["days"], int) and set(value) <= {"city", "days", "unit"}
+        )
 
 
 def test_answers_are_objects_patterns_or_choices(grammars, tokenizer):
@@ -105,7 +121,9 @@ def test_answers_are_objects_patterns_or_choices(grammars, tokenizer):
     for tokens in answers_of(grammars, tokenizer, compiled(grammars, Regex(r"^(a|b){2}/[0-9]{3}\$$"))):
         assert re.fullmatch(r"(a|b){2}/[0-9]{3}\$", tokenizer.decode(tokens))
     values = ['say "yes"', "no\n", "日本", "/x/"]
-    found = {tokenizer.decode(tokens) for tokens in answers_of(grammars, tokenizer, compiled(grammars, Choice(values)), 40)}
+    found = {
+        tokenizer.decode(tokens) for tokens in answers_of(grammars, tokenizer, compiled(grammars, Choice(values)), 40)
+    }
     assert found <= set(values) and len(found) > 1
 
 
@@ -148,11 +166,14 @@ def test_a_grammar_that_takes_long_is_given_up(grammars, monkeypatch):
 
 
 def test_formats_that_mean_nothing_are_no_error(grammars):
-    schema = {"type": "object", "properties": {"a": {"type": "string", "format": "int32"}, "format": {"type": "string"}}}
+    schema = {
+        "type": "object",
+        "properties": {"a": {"type": "string", "format": "int32"}, "format": {"type": "string"}},
+    }
     assert compiled(grammars, JsonSchema(schema))
 
 
-# -- tools -----------------------------------------------------------------------------------------------------------------
+# -- tools ------------------------------------------------------------------------------------------------------------
 
 TOOLS = [
     {"type": "function", "function": {"name": "weather", "parameters": SCHEMA}},
@@ -227,6 +248,38 @@ def test_strict_tools_of_a_format_that_announces_no_calls(tokenizer):
     assert walk(grammars, tokenizer, grammar, call, " and") == [0, -1]
 
 
+REFERRING = {
+    "type": "object",
+    "properties": {"place": {"$ref": "#/$defs/Place"}, "note": {"type": "string", "not": {"const": "x"}}},
+    "required": ["place"],
+    "additionalProperties": False,
+    "$defs": {
+        "Place": {
+            "type": "object",
+            "properties": {"n": {"type": "integer"}},
+            "required": ["n"],
+            "additionalProperties": False,
+        }
+    },
+}
+
+
+@pytest.mark.parametrize("name", ["hermes", "gemma4"])
+def test_schemas_with_definitions_and_keywords_that_are_not_known(tokenizer, name):
+    parser = Parser(FORMATS[name], tokenizer)
+    grammars = Grammars(tokenizer, tokenizer.vocab_size + 7, parser=parser)
+    tool = {"type": "function", "function": {"name": "go", "parameters": REFERRING}}
+    grammar = compiled(grammars, Tools([tool], parallel=False), "tool_choice", parser=parser, tail=CLOSED)
+    for tokens in answers_of(grammars, tokenizer, grammar):
+        events, stream = read(parser, tokenizer, tokens, [tool])
+        value = json.loads("".join(event.text for event in events if isinstance(event, ToolCallArguments)))
+        assert stream.complete_calls == 1 and isinstance(value["place"]["n"], int) and set(value) <= {"place", "note"}
+    if name == "hermes":
+        strict = {"type": "function", "function": {**tool["function"], "strict": True}}
+        with pytest.raises(Refused, match="not"):
+            compiled(grammars, Tools([strict]), "tool_choice", parser=parser)
+
+
 def test_one_call_where_calls_are_not_parallel(tokenizer):
     parser = Parser(FORMATS["hermes"], tokenizer)
     grammars = Grammars(tokenizer, tokenizer.vocab_size + 7, parser=parser)
@@ -241,7 +294,7 @@ def test_formats_without_calls_cannot_be_forced(grammars):
     assert refused.value.status == 501
 
 
-# -- reasoning -------------------------------------------------------------------------------------------------------------
+# -- reasoning --------------------------------------------------------------------------------------------------------
 
 
 def walk(grammars, tokenizer, grammar, *parts):

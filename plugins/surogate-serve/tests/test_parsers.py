@@ -1,4 +1,5 @@
-"""Reading answers: what is told does not depend on how the text is cut, and nothing is lost or claimed that is not there."""
+"""Reading answers: what is told does not depend on how the text is cut, and nothing is lost or claimed that is not
+there."""
 
 from __future__ import annotations
 
@@ -62,9 +63,15 @@ def test_hermes_tells_reasoning_content_and_calls():
     events = text_of("hermes", f"<think>\nHm.\n</think>\n\nLet me see.\n{WEATHER}\n{WEATHER}")
     call = ["arguments", '{"city": "Rome", "days": 3}']
     assert events == [
-        ["reasoning", "Hm."], ["content", "Let me see."],
-        ["begin", 0, "weather"], call, ["end", 0], ["begin", 1, "weather"], call, ["end", 1],
-    ]  # fmt: skip
+        ["reasoning", "Hm."],
+        ["content", "Let me see."],
+        ["begin", 0, "weather"],
+        call,
+        ["end", 0],
+        ["begin", 1, "weather"],
+        call,
+        ["end", 1],
+    ]
 
 
 def test_without_tools_a_call_is_text():
@@ -85,12 +92,24 @@ def test_without_tools_a_call_is_text():
     ],
 )
 def test_ways_to_write_a_json_call(text, arguments):
-    assert text_of("hermes", f"<tool_call>{text}</tool_call>") == [["begin", 0, "add"], ["arguments", arguments], ["end", 0]]
+    assert text_of("hermes", f"<tool_call>{text}</tool_call>") == [
+        ["begin", 0, "add"],
+        ["arguments", arguments],
+        ["end", 0],
+    ]
 
 
 @pytest.mark.parametrize(
     "text",
-    ["not JSON", '{"name": 5}', '{"arguments": {}}', '{"name": "add", "arguments": [1]}', "{", '{"name": "add", "argu', "[]"],
+    [
+        "not JSON",
+        '{"name": 5}',
+        '{"arguments": {}}',
+        '{"name": "add", "arguments": [1]}',
+        "{",
+        '{"name": "add", "argu',
+        "[]",
+    ],
 )
 def test_a_body_that_is_no_call_comes_out_as_it_is(text):
     events, stream = read(Parser(FORMATS["hermes"]), [(0, f"So: <tool_call>{text}</tool_call> done")])
@@ -124,7 +143,10 @@ def test_markers_that_are_tokens_are_not_matched_by_text():
 
 
 def test_a_prompt_that_opened_the_reasoning():
-    assert text_of("think", "Hm.</think>Yes", tail="<|im_start|>assistant\n<think>\n") == [["reasoning", "Hm."], ["content", "Yes"]]
+    assert text_of("think", "Hm.</think>Yes", tail="<|im_start|>assistant\n<think>\n") == [
+        ["reasoning", "Hm."],
+        ["content", "Yes"],
+    ]
     closed = "<|im_start|>assistant\n<think>\n\n</think>\n\n"
     assert text_of("think", "Yes", tail=closed) == [["content", "Yes"]]
 
@@ -141,12 +163,48 @@ def test_a_token_that_ends_the_turn():
     assert events == [["content", "Hi "]] and stream.turn_ended
 
 
-# -- properties ----------------------------------------------------------------------------------------------------------
+# -- properties -------------------------------------------------------------------------------------------------------
 
-JSON_PARTS = ['{"name": "add", "arguments": {', '{"name": "add", "parameters": {"a": 1}}', '{"name": "Bob", "age": 3}', '"a": [1, {"b": null}]',
-              "}}", "}", "{", "text", " ", "\n\n", "<", '"', "\\", "é", "🙂", "3.5", ",", ";"]  # fmt: skip
+JSON_PARTS = [
+    '{"name": "add", "arguments": {',
+    '{"name": "add", "parameters": {"a": 1}}',
+    '{"name": "Bob", "age": 3}',
+    '"a": [1, {"b": null}]',
+    "}}",
+    "}",
+    "{",
+    "text",
+    " ",
+    "\n\n",
+    "<",
+    '"',
+    "\\",
+    "é",
+    "🙂",
+    "3.5",
+    ",",
+    ";",
+]
 LITERAL = "call:add{{a:{q}x, y}}{q},n:4,l:[1,{{b:true}},[]],o:{{}}}}"
-LITERAL_PARTS = ["call:add{", "call:", "a:", "n:4", ",", "[", "]", "{", "}", "true", '"x\\n"', "bare text", " ", "\n", "thought\n", "thou", "word"]
+LITERAL_PARTS = [
+    "call:add{",
+    "call:",
+    "a:",
+    "n:4",
+    ",",
+    "[",
+    "]",
+    "{",
+    "}",
+    "true",
+    '"x\\n"',
+    "bare text",
+    " ",
+    "\n",
+    "thought\n",
+    "thou",
+    "word",
+]
 
 
 def literal(quote, begin, end):
@@ -157,19 +215,55 @@ PARTS = {
     "plain": JSON_PARTS,
     "hermes": ["<think>", "</think>", "<tool_call>", "</tool_call>", WEATHER, "<tool", *JSON_PARTS],
     "llama3_json": ["<|python_tag|>", "<|python", *JSON_PARTS],
-    "functiongemma": ["<start_function_call>", "<end_function_call>", "<escape>", "<esc",
-                      literal("<escape>", "<start_function_call>", "<end_function_call>"), *LITERAL_PARTS],
-    "gemma4": ["<|tool_call>", "<tool_call|>", "<|channel>", "<channel|>", '<|"|>', '<|"', literal('<|"|>', "<|tool_call>", "<tool_call|>"),
-               *LITERAL_PARTS],
-    "gemma3": ["```tool_code\n", "```json\n", "```", "`", "add(", "[add(", "a=1", "b=['x)']", "weather(city='Rome')", ")", "]", *JSON_PARTS],
-}  # fmt: skip
+    "functiongemma": [
+        "<start_function_call>",
+        "<end_function_call>",
+        "<escape>",
+        "<esc",
+        literal("<escape>", "<start_function_call>", "<end_function_call>"),
+        *LITERAL_PARTS,
+    ],
+    "gemma4": [
+        "<|tool_call>",
+        "<tool_call|>",
+        "<|channel>",
+        "<channel|>",
+        '<|"|>',
+        '<|"',
+        literal('<|"|>', "<|tool_call>", "<tool_call|>"),
+        *LITERAL_PARTS,
+    ],
+    "gemma3": [
+        "```tool_code\n",
+        "```json\n",
+        "```",
+        "`",
+        "add(",
+        "[add(",
+        "a=1",
+        "b=['x)']",
+        "weather(city='Rome')",
+        ")",
+        "]",
+        *JSON_PARTS,
+    ],
+}
 ANSWERS = {
     "plain": ["<think>Just text.</think>"],
-    "hermes": [f"<think>\nHm.\n</think>\n\nLet me see.\n{WEATHER}\n{WEATHER}", f"{WEATHER} and {WEATHER}.", "Just text <b>."],
-    "llama3_json": ['<|python_tag|>{"name": "add", "parameters": {"a": [1, "}"]}}; {"name": "weather", "parameters": {}}'],
+    "hermes": [
+        f"<think>\nHm.\n</think>\n\nLet me see.\n{WEATHER}\n{WEATHER}",
+        f"{WEATHER} and {WEATHER}.",
+        "Just text <b>.",
+    ],
+    "llama3_json": [
+        '<|python_tag|>{"name": "add", "parameters": {"a": [1, "}"]}}; {"name": "weather", "parameters": {}}'
+    ],
     "functiongemma": [literal("<escape>", "Now: <start_function_call>", "<end_function_call>") * 2],
     "gemma4": ["<|channel>thought\nHm.<channel|>Now: " + literal('<|"|>', "<|tool_call>", "<tool_call|>") * 2],
-    "gemma3": ["```tool_code\n[add(a=1, b='x)'), weather(city=\"Rome\")]\n```", '```json\n{"name": "add", "parameters": {"a": 1}}\n```'],
+    "gemma3": [
+        "```tool_code\n[add(a=1, b='x)'), weather(city=\"Rome\")]\n```",
+        '```json\n{"name": "add", "parameters": {"a": 1}}\n```',
+    ],
 }
 CASES = sorted(PARTS)
 
@@ -226,7 +320,7 @@ def test_text_without_markers_is_told_to_the_byte(text):
         assert "".join(event[1] for event in text_of(name, text)) == text
 
 
-# -- the formats' own forms ----------------------------------------------------------------------------------------------
+# -- the formats' own forms -------------------------------------------------------------------------------------------
 
 
 def test_llama_calls_are_bare_objects_of_known_tools():
@@ -243,7 +337,10 @@ def test_llama_calls_are_bare_objects_of_known_tools():
 @pytest.mark.parametrize("as_tokens", [False, True])
 @pytest.mark.parametrize(
     ("name", "quote", "begin", "end"),
-    [("functiongemma", "<escape>", "<start_function_call>", "<end_function_call>"), ("gemma4", '<|"|>', "<|tool_call>", "<tool_call|>")],
+    [
+        ("functiongemma", "<escape>", "<start_function_call>", "<end_function_call>"),
+        ("gemma4", '<|"|>', "<|tool_call>", "<tool_call|>"),
+    ],
 )
 def test_gemma_calls_become_json(name, quote, begin, end, as_tokens):
     text = literal(quote, f"Now:\n{begin}", end)
@@ -267,9 +364,14 @@ def test_a_string_of_a_gemma_call_ends_at_the_token_only():
 
 
 def test_a_bare_value_follows_the_schema():
-    tools = [{"type": "function", "function": {"name": "add", "parameters": {"properties": {"zip": {"type": "string"}}}}}]
+    tools = [
+        {"type": "function", "function": {"name": "add", "parameters": {"properties": {"zip": {"type": "string"}}}}}
+    ]
     text = "<start_function_call>call:add{zip:12345,n:12345,c:New York,d:None}<end_function_call>"
-    assert text_of("functiongemma", text, tools)[1] == ["arguments", '{"zip":"12345","n":12345,"c":"New York","d":null}']
+    assert text_of("functiongemma", text, tools)[1] == [
+        "arguments",
+        '{"zip":"12345","n":12345,"c":"New York","d":null}',
+    ]
 
 
 def test_gemma_4_reasoning_has_a_header():
@@ -279,8 +381,12 @@ def test_gemma_4_reasoning_has_a_header():
 
 def test_gemma_3_calls_are_python_or_json():
     told = [["begin", 0, "weather"], ["arguments", '{"city": "Rome"}'], ["end", 0]]
-    for answer in ('```tool_code\nweather(city="Rome")\n```', "[weather(city='Rome')]", '{"name": "weather", "parameters": {"city": "Rome"}}',
-                   '```json\n{"name": "weather", "parameters": {"city": "Rome"}}\n```'):  # fmt: skip
+    for answer in (
+        '```tool_code\nweather(city="Rome")\n```',
+        "[weather(city='Rome')]",
+        '{"name": "weather", "parameters": {"city": "Rome"}}',
+        '```json\n{"name": "weather", "parameters": {"city": "Rome"}}\n```',
+    ):
         assert text_of("gemma3", answer) == told
     for answer in ("```tool_code\nprint(1)\n```", "[1, 2]", "```json\n[1]\n```", '{"a": 1}', "[weather('Rome')] "):
         assert text_of("gemma3", answer) == [["content", answer]]

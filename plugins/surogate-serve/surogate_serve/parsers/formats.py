@@ -90,11 +90,15 @@ GEMMA4 = OutputFormat(
     call_end="<tool_call|>",
     turn_ends=("<turn|>", "<|tool_response>", "<eos>"),
     thinking_variables=lambda enabled, effort: {"enable_thinking": enabled},
-    detect=lambda template: 10 if "<|tool_call>" in template else 5 if "<|channel>" in template and "<|turn>" in template else 0,
+    detect=lambda template: (
+        10 if "<|tool_call>" in template else 5 if "<|channel>" in template and "<|turn>" in template else 0
+    ),
 )
 
 # Gemma 3 has no notation of its own: the prompt asks for JSON or for Python, with or without a fence around it.
-_FENCES = tuple(Marker(("start", "content"), f"```{language}\n", "call") for language in ("tool_code", "tool_call", "json"))
+_FENCES = tuple(
+    Marker(("start", "content"), f"```{language}\n", "call") for language in ("tool_code", "tool_call", "json")
+)
 
 GEMMA3 = OutputFormat(
     "gemma3",

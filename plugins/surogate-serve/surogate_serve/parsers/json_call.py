@@ -31,11 +31,15 @@ class JsonCall:
         return _JsonCallReader(frozenset(tools) if self.known_only else None)
 
     def grammar(self, name: str, parameters: Mapping[str, Any], terminal: Callable[[str], str]) -> str:
+        own = dict(parameters) or {"type": "object"}
+        # What the parameters refer to by a path from the root, and the grammar's settings, belong to the root.
+        root = {key: own.pop(key) for key in ("$defs", "definitions", "x-guidance") if key in own}
         schema = {
             "type": "object",
-            "properties": {"name": {"const": name}, self.arguments: dict(parameters) or {"type": "object"}},
+            "properties": {"name": {"const": name}, self.arguments: own},
             "required": ["name", self.arguments],
             "additionalProperties": False,
+            **root,
         }
         return f"%json {json.dumps(schema)}"
 
@@ -165,8 +169,8 @@ class _JsonCallReader:
         self._progress.complete = True
 
     def _pass_on(self) -> None:
-        """The call begins with its arguments, or its end: a name alone does not make one. What was read before something
-        turned out wrong is still told, so that the pieces do not depend on how the text was cut."""
+        """The call begins with its arguments, or its end: a name alone does not make one. What was read before
+        something turned out wrong is still told, so that the pieces do not depend on how the text was cut."""
         if self._name is None or not self._waiting:
             return
         if not self._told_name:

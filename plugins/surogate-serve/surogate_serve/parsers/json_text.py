@@ -12,8 +12,9 @@ _SPACE = " \t\r\n"
 
 
 class JsonValue:
-    """Reads one JSON value. ``done``: it is whole; ``bad``: it is no JSON. What models often get wrong and what has only one
-    meaning is put right: control characters in strings are escaped, and so is the backslash of an escape that JSON lacks."""
+    """Reads one JSON value. ``done``: it is whole; ``bad``: it is no JSON. What models often get wrong and what has
+    only one meaning is put right: control characters in strings are escaped, and so is the backslash of an escape that
+    JSON lacks."""
 
     def __init__(self) -> None:
         self.done = self.bad = False
@@ -23,8 +24,8 @@ class JsonValue:
         self._part = ""  # of an escape or a scalar
 
     def feed(self, text: str) -> tuple[str, int]:
-        """What ``text`` adds to the value, and how many characters of it were taken: all, or those before the end or before
-        what is wrong."""
+        """What ``text`` adds to the value, and how many characters of it were taken: all, or those before the end or
+        before what is wrong."""
         out: list[str] = []
         place = 0
         while place < len(text) and not (self.done or self.bad):
@@ -114,7 +115,13 @@ class JsonValue:
                 self._expected = "string"
             return
         known = '"\\/bfnrt'
-        out.append(self._part if char in known else char if char == "'" else "\\\\" + json.dumps(char, ensure_ascii=False)[1:-1])
+        out.append(
+            self._part
+            if char in known
+            else char
+            if char == "'"
+            else "\\\\" + json.dumps(char, ensure_ascii=False)[1:-1]
+        )
         self._expected = "string"
 
     def _end_scalar(self, out: list[str]) -> None:

@@ -1,4 +1,5 @@
-"""Calls in Gemma's own notation: call:NAME{key:"text", other:[1,{inner:true}]}, where a token of its own delimits strings."""
+"""Calls in Gemma's own notation: call:NAME{key:"text", other:[1,{inner:true}]}, where a token of its own delimits
+strings."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from typing import Any
 from surogate_core.plugins import CallProgress, CallReader
 
 from .json_text import JsonValue, is_json_number
+from .literal_grammar import LiteralGrammar
 
 _NAME = re.compile(r"[\w.\-]+")
 _BARE_END = re.compile(r"[,:{}\[\]]")
@@ -19,8 +21,8 @@ _CONSTANTS = {"true": "true", "false": "false", "null": "null", "True": "true", 
 
 @dataclass(frozen=True)
 class LiteralCall:
-    """quote: what delimits strings. Keys are bare (quoted ones are read too); a bare value is a number, a constant, or, where
-    the tool's schema says so or nothing else fits, a string."""
+    """quote: what delimits strings. Keys are bare (quoted ones are read too); a bare value is a number, a constant,
+    or, where the tool's schema says so or nothing else fits, a string."""
 
     quote: str
 
@@ -32,9 +34,7 @@ class LiteralCall:
         return _LiteralReader(tools, quote_marks.get(self.quote, self.quote))
 
     def grammar(self, name: str, parameters: Mapping[str, Any], terminal: Callable[[str], str]) -> str:
-        from .literal_grammar import literal_object
-
-        return f"{json.dumps('call:' + name)} {literal_object(parameters, terminal(self.quote))}"
+        return f"{json.dumps('call:' + name)} {LiteralGrammar(parameters, terminal(self.quote)).object(parameters)}"
 
 
 class _LiteralReader:

@@ -19,8 +19,8 @@ _NAME_ONLY = re.compile(r"[A-Za-z_][\w.]*\s*")
 
 @dataclass(frozen=True)
 class PythonCall:
-    """Reads name(key=literal, ...), bare or in a list, and the JSON object of `JsonCall`. Only a tool of the request's is a
-    call: any of these may be an answer. JSON is what is written."""
+    """Reads name(key=literal, ...), bare or in a list, and the JSON object of `JsonCall`. Only a tool of the request's
+    is a call: any of these may be an answer. JSON is what is written."""
 
     quotes: tuple[str, ...] = ()
 
@@ -43,7 +43,9 @@ class _EitherReader:
             body = text.lstrip(" \t\r\n[")
             if not body:
                 return CallProgress()
-            self._chosen = JsonCall(known_only=True).reader(self._tools, {}) if body[0] == "{" else _PythonReader(self._tools)
+            self._chosen = (
+                JsonCall(known_only=True).reader(self._tools, {}) if body[0] == "{" else _PythonReader(self._tools)
+            )
             text = body
         return self._chosen.feed(text)
 
@@ -80,7 +82,9 @@ class _PythonReader:
     def _name_may_follow(self) -> bool:
         found = _NAME_ONLY.match(self._text)
         name = found.group().rstrip() if found else ""
-        return found is not None and found.end() == len(self._text) and any(each.startswith(name) for each in self._tools)
+        return (
+            found is not None and found.end() == len(self._text) and any(each.startswith(name) for each in self._tools)
+        )
 
     def _read_name(self) -> bool:
         """Whether the name and its parenthesis are there."""

@@ -47,8 +47,8 @@ class Parser:
         self._without_calls, self._with_calls = _Table(reasoning, spelled), _Table(markers, spelled)
 
     def stream(self, choice: int = 0, tail: str = "", tools: Sequence[Mapping[str, Any]] = ()) -> OutputStream:
-        """Begins one answer. tail: the prompt's end, which may have opened the reasoning. tools: as in a chat request; without
-        any, no call is looked for."""
+        """Begins one answer. tail: the prompt's end, which may have opened the reasoning. tools: as in a chat request;
+        without any, no call is looked for."""
         schemas = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in tools}
         table = self._with_calls if schemas and self.format.call is not None else self._without_calls
         return OutputStream(self, table, choice, "reasoning" if self.opens_reasoning(tail) else "start", schemas)
@@ -108,8 +108,8 @@ class _Table:
 
 
 class OutputStream:
-    """One answer. ``turn_ended``: a token that ends the turn came, nothing after it is read. ``complete_calls``: how many calls
-    are whole. ``broken``: a call began and will never be whole."""
+    """One answer. ``turn_ended``: a token that ends the turn came, nothing after it is read. ``complete_calls``: how
+    many calls are whole. ``broken``: a call began and will never be whole."""
 
     def __init__(
         self, parser: Parser, table: _Table, choice: int, state: OutputState, tools: Mapping[str, Mapping[str, Any]]
@@ -166,7 +166,8 @@ class OutputStream:
         return self._take_events()
 
     def _read_marker(self, marker: str) -> None:
-        """A marker that came as a token: nothing completes the buffer any more. Whitespace before the marker goes with it."""
+        """A marker that came as a token: nothing completes the buffer any more. Whitespace before the marker goes with
+        it."""
         text, self._buffer = self._buffer, ""
         told = text.rstrip()
         if told and self._state in ("start", "called"):
@@ -180,7 +181,7 @@ class OutputStream:
             self._buffer = space + marker
         self._work()
 
-    # -- text outside calls ----------------------------------------------------------------------------------------------
+    # -- text outside calls -------------------------------------------------------------------------------------------
 
     def _work(self) -> None:
         """Decides as much of the buffer as can be decided."""
@@ -266,7 +267,7 @@ class OutputStream:
             if marker.begins_body:
                 self._buffer = marker.text + self._buffer
 
-    # -- calls -----------------------------------------------------------------------------------------------------------
+    # -- calls --------------------------------------------------------------------------------------------------------
 
     def _read_call(self, text: str) -> None:
         assert self._reader is not None
@@ -323,7 +324,11 @@ class OutputStream:
                 joined[-1] = Content(self.choice, last.text + event.text)
             elif isinstance(event, Reasoning) and isinstance(last, Reasoning):
                 joined[-1] = Reasoning(self.choice, last.text + event.text)
-            elif isinstance(event, ToolCallArguments) and isinstance(last, ToolCallArguments) and last.index == event.index:
+            elif (
+                isinstance(event, ToolCallArguments)
+                and isinstance(last, ToolCallArguments)
+                and last.index == event.index
+            ):
                 joined[-1] = ToolCallArguments(self.choice, event.index, last.text + event.text)
             else:
                 joined.append(event)
