@@ -60,8 +60,6 @@ bool Scheduler::wants(const Sequence &s) {
 
 void Scheduler::plan(Step &step) {
   step.clear();
-  decodes_.clear();
-  prompts_.clear();
   yield_to_waiting();
   plan_decodes();
   admit();
@@ -71,6 +69,8 @@ void Scheduler::plan(Step &step) {
   for (const Share &share : prompts_) {
     if (share.count > 0) add_chunk(step, share.sequence, share.count);
   }
+  decodes_.clear();  // nothing may keep a request that is complete, and with it its adapter's slot
+  prompts_.clear();
   if (step.chunks.empty()) return;
   const bool decodes = std::all_of(step.chunks.begin(), step.chunks.end(),
                                    [](const Chunk &chunk) { return chunk.count == 1 && chunk.rows() == 1; });
