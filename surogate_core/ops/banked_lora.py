@@ -34,11 +34,13 @@ def samples_banked_lora(rng):
     """Decodes with adapters in any order, prompts in runs, odd sizes, ranks padded with zeros."""
     cases = []
     every = tuple(
-        {"x": x, "a": a, "b": a, "addend": y, "y": y} for x in ("f32", "bf16") for a in ("f32", "bf16") for y in ("f32", "bf16")
+        {"x": x, "a": a, "b": a, "addend": y, "y": y}
+        for x in ("f32", "bf16") for a in ("f32", "bf16") for y in ("f32", "bf16")
     )
     for tokens, width, out, rank, slots, run in (
-        (1, 576, 1536, 16, 3, 1), (7, 67, 33, 5, 2, 1), (16, 1088, 200, 8, 8, 1), (1, 2048, 72, 64, 1, 1), (0, 8, 8, 8, 2, 1),
-        (130, 300, 257, 16, 4, 50), (200, 2304, 640, 32, 2, 90), (33, 128, 96, 128, 3, 2), (70, 1032, 264, 24, 2, 1),
+        (1, 576, 1536, 16, 3, 1), (7, 67, 33, 5, 2, 1), (16, 1088, 200, 8, 8, 1), (1, 2048, 72, 64, 1, 1),
+        (0, 8, 8, 8, 2, 1), (130, 300, 257, 16, 4, 50), (200, 2304, 640, 32, 2, 90), (33, 128, 96, 128, 3, 2),
+        (70, 1032, 264, 24, 2, 1),
     ):
         of_run = rng.integers(-1, slots, -(-tokens // run))
         a = rng.standard_normal((slots, rank, width)) * width**-0.5
@@ -51,10 +53,16 @@ def samples_banked_lora(rng):
     return cases
 
 
+def flops_banked_lora(inputs, attrs):
+    x, a, _, _, addend = inputs
+    return 2.0 * x.shape[0] * a.shape[1] * (x.shape[1] + addend.shape[1])
+
+
 BANKED_LORA = Op(
     name="banked_lora",
-    doc="y[t] = addend[t] + b[s] (a[s] x[t]) with s = adapter_slots[t]; a negative slot adds nothing. The factor of an adapter "
-    "is in its b, and adapters of a lower rank end in zeros. A token's result does not depend on the other tokens.",
+    doc="y[t] = addend[t] + b[s] (a[s] x[t]) with s = adapter_slots[t]; a negative slot adds nothing. The factor of an "
+    "adapter is in its b, and adapters of a lower rank end in zeros. A token's result does not depend on the other "
+    "tokens.",
     inputs=(
         Operand("x", "[T, K]"),
         Operand("a", "[slots, r, K]"),
@@ -65,7 +73,7 @@ BANKED_LORA = Op(
     outputs=(Operand("y", "[T, N], in the addend's dtype"),),
     infer=infer_banked_lora,
     reference=reference_banked_lora,
-    flops=lambda inputs, attrs: 2.0 * inputs[0].shape[0] * inputs[1].shape[1] * (inputs[0].shape[1] + inputs[4].shape[1]),
+    flops=flops_banked_lora,
     samples=samples_banked_lora,
     tolerance=GEMM_TOLERANCE,
     in_place=4,

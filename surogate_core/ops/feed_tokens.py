@@ -29,7 +29,8 @@ def samples_feed_tokens(rng):
         tokens[tokens >= 0] = rng.integers(0, 128256, np.count_nonzero(tokens >= 0))
         last_ids = rng.integers(0, 128256, places)
         last_ids[-1] = -1  # of a row that could not be sampled
-        cases.append(Sample({"tokens": tokens, "sequence_ids": rng.integers(-1, places + 1, count), "last_ids": last_ids}))
+        sequence_ids = rng.integers(-1, places + 1, count)
+        cases.append(Sample({"tokens": tokens, "sequence_ids": sequence_ids, "last_ids": last_ids}))
     return cases
 
 

@@ -62,8 +62,8 @@ def adjusted(logits, sampling, draw, mask, bias, counts) -> np.ndarray:
 
 
 def truncated(x: np.ndarray, sampling: np.ndarray, draw: np.ndarray) -> tuple[np.ndarray, float]:
-    """The weights [V] that are left of exp((x - max) / temperature), and how far the decisions were from others, as a share
-    of all weight."""
+    """The weights [V] that are left of exp((x - max) / temperature), and how far the decisions were from others, as a
+    share of all weight."""
     temperature, top_p, min_p = (float(sampling[column]) for column in (TEMPERATURE, TOP_P, MIN_P))
     weights, top_k, margin = np.exp((x - x.max()) / temperature), int(draw[TOP_K]), 1.0
     threshold = -np.inf
@@ -84,7 +84,7 @@ def truncated(x: np.ndarray, sampling: np.ndarray, draw: np.ndarray) -> tuple[np
 
 
 def drawn(x: np.ndarray, sampling: np.ndarray, draw: np.ndarray) -> tuple[int, float]:
-    """The id of one row whose logits are ``adjusted``, -1 where none may be drawn, and how far the draw was from another."""
+    """The id of a row whose logits are ``adjusted`` (-1: none may be drawn), and how far the draw was from another."""
     if not np.isfinite(x.max()):
         return -1, 1.0
     if not sampling[TEMPERATURE] > 0.0:
@@ -97,6 +97,10 @@ def drawn(x: np.ndarray, sampling: np.ndarray, draw: np.ndarray) -> tuple[int, f
     return int(np.flatnonzero(cumulative > u)[0]), margin
 
 
+def _row(operand: np.ndarray | None, row: int) -> np.ndarray | None:
+    return None if operand is None else operand[row]
+
+
 def reference_sample(inputs, attrs, initial):
     last_ids = np.array(initial["last_ids"])
     counts = None if initial.get("counts") is None else np.array(initial["counts"])
@@ -107,8 +111,8 @@ def reference_sample(inputs, attrs, initial):
         lacks = any(draw[FLAGS] & flag and operand is None for flag, operand in operands.items())
         if not 0 <= place < len(last_ids) or lacks:
             continue
-        x = adjusted(inputs["logits"][row], sampling, draw, None if inputs["mask"] is None else inputs["mask"][row],
-                     None if inputs["bias"] is None else inputs["bias"][place], None if counts is None else counts[place])
+        x = adjusted(inputs["logits"][row], sampling, draw, _row(inputs["mask"], row), _row(inputs["bias"], place),
+                     _row(counts, place))
         sampled[row] = drawn(x, sampling, draw)[0]
         last_ids[place] = sampled[row]
         if draw[FLAGS] & PENALISED and sampled[row] >= 0:
@@ -132,9 +136,8 @@ def decided(sample: Sample, rng: np.random.Generator) -> Sample:
         if not 0 <= place < len(initial["last_ids"]):
             continue
         draw, sampling = inputs["draw"][row], inputs["sampling"][row].astype(np.float32).astype(np.float64)
-        x = adjusted(inputs["logits"][row], sampling, draw, None if inputs.get("mask") is None else inputs["mask"][row],
-                     None if inputs.get("bias") is None else inputs["bias"][place].astype(np.float32),
-                     initial["counts"][place] if "counts" in initial else None)
+        x = adjusted(inputs["logits"][row], sampling, draw, _row(inputs.get("mask"), row),
+                     _row(inputs.get("bias"), place), _row(initial.get("counts"), place))
         for _ in range(100):
             if drawn(x, sampling, draw)[1] > 1e-5:
                 break
@@ -144,7 +147,10 @@ def decided(sample: Sample, rng: np.random.Generator) -> Sample:
     return sample
 
 
-def _plain(rng, rows: int, width: int, settings: Mapping[int, object] = {}, top_k: object = 0, scale: float = 3.0) -> Sample:
+def _plain(
+    rng: np.random.Generator, rows: int, width: int, settings: Mapping[int, object] = {}, top_k: object = 0,
+    scale: float = 3.0,
+) -> Sample:
     """Rows of random logits at random places; ``settings``: columns of `sampling` -> values of the rows."""
     sampling = np.zeros((rows, SAMPLING))
     sampling[:, TEMPERATURE], sampling[:, TOP_P], sampling[:, REPETITION] = 1.0, 1.0, 1.0
@@ -177,7 +183,7 @@ def _full(rng, sample: Sample, flags: object) -> Sample:
 
 
 def _extremes(rng) -> Sample:
-    """Ties, infinities, NaN, rows of which nothing may be drawn, places that don't exist, truncation at both its ends."""
+    """Ties, infinities, NaN, rows of which nothing may be drawn, places that don't exist, truncation at its ends."""
     rows, width = 20, 8211
     sample = _plain(rng, rows, width, {TEMPERATURE: (0.0, 1.0) * (rows // 2)})
     logits, sampling, draw = (sample.inputs[name] for name in ("logits", "sampling", "draw"))
@@ -221,19 +227,20 @@ def samples_sample(rng):
 
 SAMPLE = Op(
     name="sample",
-    doc="sampled[r] is drawn from logits[r], changed in this order by what the row asks for: repetition penalty (ids of "
-    "prompt and answer: positive logits divided, others multiplied), presence and frequency penalties (generated ids), "
-    "bias, mask; temperature 0 takes the largest, the lowest id of equals. Else those are kept whose logit is "
+    doc="sampled[r] is drawn from logits[r], changed in this order by what the row asks for: repetition penalty (ids "
+    "of prompt and answer: positive logits divided, others multiplied), presence and frequency penalties (generated "
+    "ids), bias, mask; temperature 0 takes the largest, the lowest id of equals. Else those are kept whose logit is "
     "at least the top_k-th largest, and at least the last of the fewest largest that together have top_p of what that "
     "left, and whose probability is at least min_p of the largest (equals stay together); of these one is drawn by the "
-    "inverse of their cumulative sum in order of ids, at the number that Philox4x32-10 gives at counter (position, choice, "
-    "0, 1) keyed by the seed. NaN is never drawn; infinity counts as the largest number. A row that has no id to draw, asks "
-    "for an operand that the call lacks, or whose place is not one of last_ids gives -1. Places must be distinct.",
+    "inverse of their cumulative sum in order of ids, at the number that Philox4x32-10 gives at counter (position, "
+    "choice, 0, 1) keyed by the seed. NaN is never drawn; infinity counts as the largest number. A row that has no id "
+    "to draw, asks for an operand that the call lacks, or whose place is not one of last_ids gives -1. Places must be "
+    "distinct.",
     inputs=(
         Operand("logits", "[R, V]"),
         Operand("sampling", "f32 [R, 8]: temperature, top_p, min_p, presence, frequency and repetition penalty, 0, 0"),
-        Operand("draw", "i32 [R, 8]: seed low, seed high, position, choice, top_k (0: all), flags (1: mask, 2: bias, 4: "
-                "penalties, and the sampled id is counted), and two that `token_logprobs` reads"),
+        Operand("draw", "i32 [R, 8]: seed low, seed high, position, choice, top_k (0: all), flags (1: mask, 2: bias, "
+                "4: penalties, and the sampled id is counted), and two that `token_logprobs` reads"),
         Operand("row_places", "i32 [R], rows of last_ids, bias and counts, or negative"),
         Operand("mask", "i32 [R, ceil(V / 32)]; bit v % 32 of word v / 32: v may be drawn", optional=True),
         Operand("bias", "f32 [B, V]", optional=True),
@@ -241,7 +248,7 @@ SAMPLE = Op(
     outputs=(
         Operand("sampled", "i32 [R]"),
         Operand("last_ids", "i32 [B]; gets sampled[r] at row_places[r]", inout=True),
-        Operand("counts", "i32 [B, V]; bits 0 to 29: times generated, bit 30: in the prompt", optional=True, inout=True),
+        Operand("counts", "i32 [B, V]; bits 0 to 29: times generated, bit 30: in the prompt", True, inout=True),
     ),
     infer=infer_sample,
     reference=reference_sample,

@@ -64,10 +64,10 @@ def samples_token_logprobs(rng):
 
 TOKEN_LOGPROBS = Op(
     name="token_logprobs",
-    doc="Of every row that asks (draw[6] from 0 to 20; negative: none), by its logits as they are: the log-probability of "
-    "the token draw[7], or of the sampled one where that is negative, and the draw[6] likeliest tokens, likeliest first, "
-    "the lower id first of equals. NaN counts as -infinity; what is below -9999, and a token outside the row, comes out as "
-    "-9999. Rows that don't ask, and places past the tokens that a row asks for, hold 0 and the id -1.",
+    doc="Of every row that asks (draw[6] from 0 to 20; negative: none), by its logits as they are: the log-probability "
+    "of the token draw[7], or of the sampled one where that is negative, and the draw[6] likeliest tokens, likeliest "
+    "first, the lower id first of equals. NaN counts as -infinity; what is below -9999, and a token outside the row, "
+    "comes out as -9999. Rows that don't ask, and places past the tokens that a row asks for, hold 0 and the id -1.",
     inputs=(
         Operand("logits", "[R, V]"),
         Operand("sampled", "i32 [R]"),

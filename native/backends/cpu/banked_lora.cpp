@@ -1,9 +1,9 @@
 // banked_lora(x[T, K], a[slots, r, K], b[slots, N, r], adapter_slots[T], addend[T, N]) -> y = addend + b[s] (a[s] x).
 //
-// Tokens are put together by slot, in units of up to 32. A first round of tasks forms a[s] x, dot products of four tokens
-// with four rows of a; a second adds b[s] times that to a unit's rows of y, some columns at a time: a square of b is
-// transposed once for all tokens of the unit. Every sum is formed in an order that its length alone decides, so a token
-// has the same bits alone and in any company.
+// Tokens are put together by slot, in units of up to 32. A first round of tasks forms a[s] x, dot products of four
+// tokens with four rows of a; a second adds b[s] times that to a unit's rows of y, some columns at a time: a square
+// of b is transposed once for all tokens of the unit. Every sum is formed in an order that its length alone decides,
+// so a token has the same bits alone and in any company.
 #include <algorithm>
 
 #include "gemm.h"
@@ -195,7 +195,8 @@ int32_t run(const sg_call *call) {
 int32_t supports(const sg_call *call) {
   const sg_tensor *x = input(call, 0), *a = input(call, 1), *b = input(call, 2), *slots = input(call, 3);
   const sg_tensor *addend = input(call, 4), *y = output(call, 0);
-  if (!x || !a || !b || !slots || !addend || !y || x->rank != 2 || a->rank != 3 || b->rank != 3 || y->rank != 2) return 0;
+  if (!x || !a || !b || !slots || !addend || !y) return 0;
+  if (x->rank != 2 || a->rank != 3 || b->rank != 3 || y->rank != 2) return 0;
   if (!is_activation(x) || !is_activation(a) || a->dtype != b->dtype || !is_activation(y)) return 0;
   if (addend->dtype != y->dtype || !same_shape(addend, y) || slots->dtype != SG_I32 || slots->rank != 1) return 0;
   if (!has_dense_rows(x) || !has_dense_rows(addend) || !has_dense_rows(y)) return 0;

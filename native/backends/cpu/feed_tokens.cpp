@@ -1,4 +1,5 @@
-// feed_tokens(tokens[T], sequence_ids[T], last_ids[B]) -> ids[T]: a negative token is what was sampled last for its sequence.
+// feed_tokens(tokens[T], sequence_ids[T], last_ids[B]) -> ids[T]: a negative token is what was sampled last for its
+// sequence.
 #include "rows.h"
 
 namespace sg::cpu::SG_ISA {

@@ -1,5 +1,5 @@
-// Rows of logits read for probabilities: NaN counts as -infinity, infinity as the largest number, so that differences to a
-// row's largest are numbers or -infinity.
+// Rows of logits read for probabilities: NaN counts as -infinity, infinity as the largest number, so that differences
+// to a row's largest are numbers or -infinity.
 #pragma once
 
 #include <cfloat>

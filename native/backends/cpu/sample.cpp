@@ -1,11 +1,11 @@
 // sample(logits[R, V], sampling[R, 8], draw[R, 8], row_places[R], mask, bias; last_ids[B], counts[B, V]) -> sampled[R].
 // surogate_core/ops/sample.py says what a row may ask for, and in which order.
 //
-// A batch of rows goes through three steps. In the first two a task is a piece of a row, so that one row already employs
-// every core: (1) penalties, bias and mask, and the largest logit, which ends a greedy row; (2) the weights' sum and, of
-// rows that are truncated, how many elements and how much weight lie above a few levels. In (3) a task is a row: the
-// highest level that holds all that is kept gives the candidates, among whose bits the thresholds of top_k, top_p and
-// min_p are found, eleven at a time; then the token is drawn.
+// A batch of rows goes through three steps. In the first two a task is a piece of a row, so that one row already
+// employs every core: (1) penalties, bias and mask, and the largest logit, which ends a greedy row; (2) the weights'
+// sum and, of rows that are truncated, how many elements and how much weight lie above a few levels. In (3) a task is
+// a row: the highest level that holds all that is kept gives the candidates, among whose bits the thresholds of
+// top_k, top_p and min_p are found, eleven at a time; then the token is drawn.
 #include <algorithm>
 
 #include "logits.h"
@@ -16,8 +16,9 @@ namespace {
 
 enum { kMasked = 1, kBiased = 2, kPenalised = 4 };
 constexpr int32_t kTimes = (1 << 30) - 1;  // bits of a count that say how often an id was generated
+// Logarithms of shares of the largest weight.
 constexpr int kLevels = 6;
-constexpr float kLevel[kLevels] = {-1.0f, -2.0f, -4.0f, -6.0f, -9.0f, -13.0f};  // logarithms of shares of the largest weight
+constexpr float kLevel[kLevels] = {-1.0f, -2.0f, -4.0f, -6.0f, -9.0f, -13.0f};
 constexpr int64_t kBatchBytes = 16 << 20, kBatchRows = 16;
 
 struct Sampling {
@@ -255,7 +256,8 @@ float threshold(const float *x, int64_t n, double wanted, Measure &&measure) {
     double of_bucket[2048] = {};
     for (int64_t i = 0; i < n; ++i) {
       const uint32_t key = ordered(x[i]);
-      if (shift + bits == 32 || key >> (shift + bits) == prefix) of_bucket[key >> shift & ((1u << bits) - 1)] += measure(i);
+      if (shift + bits < 32 && key >> (shift + bits) != prefix) continue;
+      of_bucket[key >> shift & ((1u << bits) - 1)] += measure(i);
     }
     uint32_t last = 0;
     for (int bucket = (1 << bits) - 1; bucket >= 0; --bucket) {
@@ -320,8 +322,8 @@ int32_t draw_truncated(const Operands &o, const Row &row) {
   return last;
 }
 
-// The first id of the piece at which the sum from its begin on exceeds `target`; the last that has a weight where rounding
-// keeps the sum below it.
+// The first id of the piece at which the sum from its begin on exceeds `target`; the last that has a weight where
+// rounding keeps the sum below it.
 template <class T>
 int32_t draw_within(const T *x, int64_t begin, int64_t n, Softmax softmax, double target) {
   double sum = 0.0;
@@ -385,7 +387,9 @@ int32_t run(const sg_call *call) {
   const int64_t batch = batch_of(o.rows, o.width), bytes = bytes_of_row(o.width);
   for (int64_t first = 0; first < o.rows; first += batch) {
     const int64_t count = std::min(batch, o.rows - first);
-    for (int64_t i = 0; i < count; ++i) rows[i] = open_row(o, first + i, static_cast<char *>(call->workspace) + i * bytes);
+    for (int64_t i = 0; i < count; ++i) {
+      rows[i] = open_row(o, first + i, static_cast<char *>(call->workspace) + i * bytes);
+    }
     parallel_for(call, count * o.pieces, [&](int64_t task, int) {
       if (rows[task / o.pieces].place >= 0) prepare(o, rows[task / o.pieces], task % o.pieces);
     });

@@ -1,7 +1,7 @@
 // token_logprobs(logits[R, V], sampled[R], draw[R, 8]) -> logprob[R], top_ids[R, 20], top_logprobs[R, 20].
 //
-// A task is a piece of a row that asks: its largest logits in order, with a sorted list that few elements get into, then
-// its weights' sum beside its own largest. The pieces of a row are joined in order.
+// A task is a piece of a row that asks: its largest logits in order, with a sorted list that few elements get into,
+// then its weights' sum beside its own largest. The pieces of a row are joined in order.
 #include <algorithm>
 
 #include "logits.h"
@@ -97,11 +97,12 @@ void finish(const Operands &o, int64_t row, const Piece *pieces) {
   const int held = merge(pieces, o.pieces, o.width, std::max(o.wanted(row), 1), best);
   double mass = 0.0;
   for (int64_t p = 0; p < o.pieces; ++p) {
-    if (pieces[p].mass > 0.0) mass += pieces[p].mass * std::exp(static_cast<double>(pieces[p].best[0].value) - best[0].value);
+    const double most = pieces[p].best[0].value;
+    if (pieces[p].mass > 0.0) mass += pieces[p].mass * std::exp(most - best[0].value);
   }
-  const double log_mass = std::log(mass);
+  const double log_mass = std::log(mass), most = best[0].value;
   auto logprob = [&](float x) {  // -9999 for -infinity, which a row may consist of
-    return x == -INFINITY ? kLeast : std::max(static_cast<float>(static_cast<double>(x) - best[0].value - log_mass), kLeast);
+    return x == -INFINITY ? kLeast : std::max(static_cast<float>(x - most - log_mass), kLeast);
   };
   const int32_t asked = o.draw[row * kDraw + kTarget], target = asked >= 0 ? asked : o.sampled[row];
   o.logprob[row] = target >= 0 && target < o.width ? logprob(o.at(row, target)) : kLeast;

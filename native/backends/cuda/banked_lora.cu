@@ -2,14 +2,14 @@
 //
 // Floor: x, addend and y once and, where few tokens are decoded, the adapters that they use, which is most of it then.
 // Two kernels of tensor core products; the low-rank rows a x lie between them in the workspace, in fp32.
-//   shrink  a block takes 16 rows of a and up to 32 tokens; its four warps take 256 columns each of 1024. Where that makes
-//           too few blocks, each takes one such chunk of K, and the second kernel adds the chunks.
-//   expand  a block takes columns of y and up to 32 tokens. The low rows are split into bf16 numbers whose sum they are (two
-//           for y in bf16, three for fp32), so that only b and x have been rounded.
-// In both a tile of tokens is gone over once for each adapter in it, and what other adapters' tokens get is left out. The
-// order of every sum depends on K and r alone: a token has the same bits in any company. Fragments are read straight from
-// device memory, 16 bytes a lane: the order of the columns in a product is free as long as both sides have the same.
-// Other dtypes and odd shapes take plain kernels.
+//   shrink  a block takes 16 rows of a and up to 32 tokens; its four warps take 256 columns each of 1024. Where that
+//           makes too few blocks, each takes one such chunk of K, and the second kernel adds the chunks.
+//   expand  a block takes columns of y and up to 32 tokens. The low rows are split into bf16 numbers whose sum they are
+//           (two for y in bf16, three for fp32), so that only b and x have been rounded.
+// In both a tile of tokens is gone over once for each adapter in it, and what other adapters' tokens get is left out.
+// The order of every sum depends on K and r alone: a token has the same bits in any company. Fragments are read
+// straight from device memory, 16 bytes a lane: the order of the columns in a product is free as long as both sides
+// have the same. Other dtypes and odd shapes take plain kernels.
 #include "attention_ptx.cuh"
 #include "rows.cuh"
 #include "vectors.cuh"
@@ -72,7 +72,8 @@ struct Tile {
 __device__ inline uint4 load_16(const bf16 *from, bool valid) {
   return valid ? *reinterpret_cast<const uint4 *>(from) : uint4{0, 0, 0, 0};
 }
-// c += the products of 32 columns, of which every lane holds 8 of rows `first` and `second` of A and of its column of B.
+// c += the products of 32 columns, of which every lane holds 8 of rows `first` and `second` of A and of its column of
+// B.
 __device__ inline void multiply_32(float (&c)[4], const uint4 &first, const uint4 &second, const uint4 &b) {
   multiply_fragments(c, {first.x, second.x, first.y, second.y}, b.x, b.y);
   multiply_fragments(c, {first.z, second.z, first.w, second.w}, b.z, b.w);
@@ -142,11 +143,11 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 // ---- y = addend + b low. Tokens are the rows of the product, 16 in a group; a warp takes 32 columns of y, in four
-// products of 8: column c of product j is column 8 (c / 2) + 2 j + c % 2 of the 32, so that a lane's results are 8 columns in
-// a row.
+// products of 8: column c of product j is column 8 (c / 2) + 2 j + c % 2 of the 32, so that a lane's results are 8
+// columns in a row.
 
-// Elements from row to row of the low-rank rows in shared memory: an odd number of times 64 bytes, so that the eight lanes of
-// a 16-byte load meet all banks.
+// Elements from row to row of the low-rank rows in shared memory: an odd number of times 64 bytes, so that the eight
+// lanes of a 16-byte load meet all banks.
 __device__ __host__ constexpr int low_stride(int rank) { return ((rank + 31) / 32 * 4 | 4) * 8; }
 template <class Y>
 constexpr int split_of() {
@@ -181,8 +182,8 @@ struct Output {
 
 // Rows without an adapter, and rows whose adapter does not exist.
 template <bool packed, int TOKENS, class Y>
-__device__ void write_others(const Shape &shape, const Tile<TOKENS, 16> &tile, int64_t first, int64_t begin, int64_t end,
-                             Output<Y> output) {
+__device__ void write_others(const Shape &shape, const Tile<TOKENS, 16> &tile, int64_t first, int64_t begin,
+                             int64_t end, Output<Y> output) {
   for (int token = 0; token < TOKENS && first + token < shape.tokens; ++token) {
     if (tile.slot[token] >= 0 || (tile.slot[token] == kNone && output.addend == output.y)) continue;
     for (int64_t n = begin + 8 * threadIdx.x; n < end; n += 8 * kThreads) {
@@ -323,8 +324,8 @@ Shape describe(const sg_call *call) {
 bool suits_products(const sg_call *call, const Shape &shape) {
   if (input(call, 0)->dtype != SG_BF16 || input(call, 1)->dtype != SG_BF16) return false;
   if (shape.rank > kMaxRank || shape.rank % 8 != 0) return false;
-  return can_pack<8>(data<bf16>(input(call, 0)), shape.x_stride) && can_pack<8>(data<bf16>(input(call, 1)), shape.width) &&
-         can_pack<8>(data<bf16>(input(call, 2)), shape.rank);
+  return can_pack<8>(data<bf16>(input(call, 0)), shape.x_stride) &&
+         can_pack<8>(data<bf16>(input(call, 1)), shape.width) && can_pack<8>(data<bf16>(input(call, 2)), shape.rank);
 }
 
 template <class Y>
@@ -339,7 +340,8 @@ void launch_expand(const sg_call *call, const Shape &shape, float *low, const bf
   const dim3 blocks(static_cast<unsigned>(ceil_div(shape.out, columns)), static_cast<unsigned>(tiles),
                     static_cast<unsigned>(shape.ways));
   const size_t shared = static_cast<size_t>(split_of<Y>() * tile * low_stride(shape.rank)) * sizeof(bf16);
-  auto kernel = few ? (packed ? expand<1, true, Y> : expand<1, false, Y>) : (packed ? expand<2, true, Y> : expand<2, false, Y>);
+  auto kernel = packed ? (few ? expand<1, true, Y> : expand<2, true, Y>)
+                       : (few ? expand<1, false, Y> : expand<2, false, Y>);
   launch_ahead(call, blocks, kThreads, shared, kernel, shape, low, b, slots, result, columns);
 }
 
@@ -369,8 +371,8 @@ void run_plain(const sg_call *call, Shape shape) {
     });
     with_type(output(call, 0), [&]<class Y>(Y) {
       const Output<Y> result{data<const Y>(input(call, 4)), data<Y>(output(call, 0))};
-      launch_ahead(call, blocks, kThreads, 0, expand_plain<A, Y>, shape, low, data<const A>(input(call, 2)), slots, result,
-                   blocks_of_row);
+      launch_ahead(call, blocks, kThreads, 0, expand_plain<A, Y>, shape, low, data<const A>(input(call, 2)), slots,
+                   result, blocks_of_row);
     });
   });
 }
@@ -378,13 +380,15 @@ void run_plain(const sg_call *call, Shape shape) {
 int32_t supports(const sg_call *call) {
   const sg_tensor *x = input(call, 0), *a = input(call, 1), *b = input(call, 2), *slots = input(call, 3);
   const sg_tensor *addend = input(call, 4), *y = output(call, 0);
-  if (!x || !a || !b || !slots || !addend || !y || x->rank != 2 || a->rank != 3 || b->rank != 3 || y->rank != 2) return 0;
+  if (!x || !a || !b || !slots || !addend || !y) return 0;
+  if (x->rank != 2 || a->rank != 3 || b->rank != 3 || y->rank != 2) return 0;
   if (!is_activation(x) || !is_activation(a) || a->dtype != b->dtype || !is_activation(y)) return 0;
   if (addend->dtype != y->dtype || !same_shape(addend, y) || slots->dtype != SG_I32 || slots->rank != 1) return 0;
   if (!has_packable_rows(x) || !has_packable_rows(addend) || !has_packable_rows(y)) return 0;
   if (!is_dense(a) || !is_dense(b) || !is_dense(slots)) return 0;
   const int64_t tokens = x->shape[0], rank = a->shape[1];
-  if (rank < 1 || rank > 65535 || a->shape[0] > INT32_MAX || a->shape[2] != x->shape[1] || x->shape[1] > (1 << 22)) return 0;
+  if (rank < 1 || rank > 65535 || a->shape[0] > INT32_MAX) return 0;
+  if (a->shape[2] != x->shape[1] || x->shape[1] > (1 << 22)) return 0;
   if (b->shape[0] != a->shape[0] || b->shape[1] != y->shape[1] || b->shape[2] != rank) return 0;
   if (slots->shape[0] != tokens || y->shape[0] != tokens || tokens > 65535 * 8) return 0;
   return tokens * ceil_div(y->shape[1], kThreads) <= INT32_MAX && tokens * rank <= INT32_MAX ? 10 : 0;

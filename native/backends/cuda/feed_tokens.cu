@@ -1,4 +1,5 @@
-// feed_tokens(tokens[T], sequence_ids[T], last_ids[B]) -> ids[T]: a negative token is what was sampled last for its sequence.
+// feed_tokens(tokens[T], sequence_ids[T], last_ids[B]) -> ids[T]: a negative token is what was sampled last for its
+// sequence.
 //
 // Floor: a launch; one thread a token.
 #include "vectors.cuh"

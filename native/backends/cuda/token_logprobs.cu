@@ -1,8 +1,8 @@
 // token_logprobs(logits[R, V], sampled[R], draw[R, 8]) -> logprob[R], top_ids[R, 20], top_logprobs[R, 20].
 //
-// Floor: the logits of the rows that ask, once; a call in which none asks is two launches. A block takes a piece of a row
-// and keeps it in registers: its largest logit, its sum of exponentials, and its likeliest tokens one after another, each
-// the best of what is left. One block a row then does the same with what the pieces left.
+// Floor: the logits of the rows that ask, once; a call in which none asks is two launches. A block takes a piece of a
+// row and keeps it in registers: its largest logit, its sum of exponentials, and its likeliest tokens one after
+// another, each the best of what is left. One block a row then does the same with what the pieces left.
 #include <cfloat>
 
 #include "best.cuh"
@@ -12,7 +12,7 @@ namespace sg::cuda {
 namespace {
 
 constexpr int kThreads = 256, kWarps = kThreads / 32;
-constexpr int kPerThread = 32, kPiece = kThreads * kPerThread;  // elements of a row in one block
+constexpr int kPerThread = 16, kPiece = kThreads * kPerThread;  // elements of a row in one block
 constexpr int kJoined = 8;                                      // entries of the pieces' lists in one thread
 constexpr int kMost = 20;
 constexpr float kLeast = -9999.0f;
@@ -75,7 +75,7 @@ __device__ inline void select(int wanted, At &&at, Best *best) {
 }
 
 template <int N, bool packed, class T>
-__global__ void __launch_bounds__(kThreads, 2) scan_pieces(Problem p, const T *logits) {
+__global__ void __launch_bounds__(kThreads) scan_pieces(Problem p, const T *logits) {
   wait_for_kernels_ahead();
   __shared__ float scratch[32];
   __shared__ Best list[kMost];
@@ -183,9 +183,10 @@ int32_t run(const sg_call *call) {
   const sg_tensor *logits = input(call, 0);
   const auto rows = static_cast<unsigned>(logits->shape[0]);
   if (rows == 0) return SG_OK;
-  const Problem p{data<const int32_t>(input(call, 1)), data<const int32_t>(input(call, 2)), data<float>(output(call, 0)),
-                  data<float>(output(call, 2)), data<int32_t>(output(call, 1)), static_cast<int>(logits->shape[1]),
-                  static_cast<int>(pieces_of(logits)), static_cast<Piece *>(call->workspace)};
+  const Problem p{data<const int32_t>(input(call, 1)),  data<const int32_t>(input(call, 2)),
+                  data<float>(output(call, 0)),         data<float>(output(call, 2)),
+                  data<int32_t>(output(call, 1)),       static_cast<int>(logits->shape[1]),
+                  static_cast<int>(pieces_of(logits)),  static_cast<Piece *>(call->workspace)};
   with_type(logits, [&]<class T>(T) {
     constexpr int N = 16 / sizeof(T);
     const T *from = data<const T>(logits);
