@@ -1,4 +1,4 @@
-"""`surogate bench`: how fast this machine trains, as JSON."""
+"""`surogate bench`: how fast this machine is, as JSON."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import ConfigError
+from .group import PluginGroup
 from .options import Overrides
 
 if TYPE_CHECKING:
     from ..train.prepare import Prepared
 
-bench = typer.Typer(help="Measure how fast this machine trains.", no_args_is_help=True)
+bench = typer.Typer(cls=PluginGroup, help="Measure how fast this machine trains and serves.", no_args_is_help=True)
 
 Model = Annotated[
     str,

@@ -1,4 +1,4 @@
-"""The command group: verbs of plugins beside the core's, and one way in which every error leaves the process."""
+"""The command groups: verbs of plugins beside the core's, and one way in which every error leaves the process."""
 
 from __future__ import annotations
 
@@ -18,19 +18,26 @@ _USAGE_ERROR = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__
 _CONTROL = (typer.Exit, typer.Abort, _USAGE_ERROR, BrokenPipeError, EOFError)
 
 
-class SurogateGroup(TyperGroup):
-    """A group whose verbs also come from plugins, and which turns errors into a message and an exit code."""
+class PluginGroup(TyperGroup):
+    """A group whose verbs also come from plugins: those that they name as "GROUP.VERB", in the outermost group as "VERB"."""
+
+    def _verbs(self) -> dict[str, object]:
+        return plugin_verbs("" if isinstance(self, SurogateGroup) else f"{self.name}.")
 
     def list_commands(self, ctx: Any) -> list[str]:
         """The core's verbs in their order, then those of plugins."""
-        return [*super().list_commands(ctx), *(name for name in plugin_verbs() if name not in self.commands)]
+        return [*super().list_commands(ctx), *(name for name in self._verbs() if name not in self.commands)]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """The verb's command; plugins are loaded only where the core has no such verb."""
         own = super().get_command(ctx, cmd_name)
-        if own is not None or cmd_name not in plugin_verbs():
+        if own is not None or cmd_name not in self._verbs():
             return own
-        return command_of(cmd_name, plugin_verbs()[cmd_name])
+        return command_of(cmd_name, self._verbs()[cmd_name])
+
+
+class SurogateGroup(PluginGroup):
+    """The outermost group, which turns errors into a message and an exit code."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Takes `--debug` wherever it stands, not only before the verb."""
@@ -81,11 +88,13 @@ class SurogateGroup(TyperGroup):
         console.print("This is not an error that Surogate expects. Run the command again with --debug.", style="cyan")
 
 
-def plugin_verbs() -> dict[str, object]:
-    """Verbs that plugins bring: name -> function or `typer.Typer`. A plugin that does not load brings none."""
+def plugin_verbs(group: str) -> dict[str, object]:
+    """Verbs that plugins bring to a group ("": the outermost, "bench."): name -> function or `typer.Typer`. A plugin that does
+    not load brings none."""
     from ..plugins.manager import get_manager
 
-    return dict(get_manager().cli_commands.items())
+    found = {name.removeprefix(group): verb for name, verb in get_manager().cli_commands.items() if name.startswith(group)}
+    return {name: verb for name, verb in found.items() if "." not in name}
 
 
 def command_of(name: str, verb: Any) -> Any:

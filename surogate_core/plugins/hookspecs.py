@@ -155,8 +155,8 @@ def surogate_trackers(register: Register[TrackerFactory]) -> None:
 def surogate_cli_commands(register: Register[CliCommand]) -> None:
     """Verbs of the `surogate` command.
 
-    `register(name, command)`: `name` is the word typed after `surogate`. A command is a function with typed parameters,
-    or a `typer.Typer` for a group of verbs. Keep the import of what it does inside the function: `surogate --help`
-    calls this hook.
+    `register(name, command)`: `name` is the word typed after `surogate`; "bench.NAME" makes it `surogate bench NAME`. A
+    command is a function with typed parameters, or a `typer.Typer` for a group of verbs. Keep the import of what it does
+    inside the function: `surogate --help` calls this hook.
     Checked: it is a function or a `typer.Typer`.
     """

@@ -98,7 +98,7 @@ def test_verbs_of_plugins(run, monkeypatch):
     tools = typer.Typer(help="Tools of a plugin.")
     tools.command("one")(lambda: typer.echo("one"))
     tools.command("two")(lambda: typer.echo("two"))
-    monkeypatch.setattr(group, "plugin_verbs", lambda: {"greet": greet, "tools": tools, "sft": greet})
+    monkeypatch.setattr(group, "plugin_verbs", lambda group: {"greet": greet, "tools": tools, "sft": greet})
     assert run("greet", "world", "--loud").stdout == "hello world!\n"
     assert run("tools", "two").stdout == "two\n"
     failed = run("greet", "nobody")
@@ -109,7 +109,7 @@ def test_verbs_of_plugins(run, monkeypatch):
 
 
 def test_core_verbs_load_no_plugin(run, monkeypatch):
-    def forbidden() -> dict[str, object]:
+    def forbidden(group: str) -> dict[str, object]:
         raise AssertionError("plugins were loaded")
 
     monkeypatch.setattr(group, "plugin_verbs", forbidden)

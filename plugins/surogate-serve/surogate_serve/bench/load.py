@@ -1,0 +1,159 @@
+"""Loads on a server: bursts, a closed loop, an open loop. Prompts are random token ids; greedy, to the full length."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from surogate_core.errors import TrainingError
+
+from .client import Endpoint, Timing, complete
+
+LAST_ID = 20000
+"""Ids of prompts lie below: there in every vocabulary of note."""
+
+
+@dataclass(frozen=True)
+class Load:
+    """What is asked. shared: tokens that all prompts begin with. requests: of a closed or an open loop. rate: requests a
+    second of an open loop, at random moments (a Poisson process). last_id: ids of prompts lie below, past the first quarter.
+    ``fields``: more of the request's JSON."""
+
+    model: str
+    prompt_tokens: int = 512
+    output_tokens: int = 128
+    shared: int = 0
+    requests: int = 64
+    rate: float | None = None
+    seed: int = 0
+    last_id: int = LAST_ID
+    fields: dict[str, Any] = field(default_factory=dict)
+
+
+class Prompts:
+    """Prompts that no server has in its cache, but for what they share."""
+
+    def __init__(self, load: Load) -> None:
+        self._load, self._random = load, random.Random(load.seed)
+        self._shared = self._ids(load.shared)
+
+    def _ids(self, count: int) -> list[int]:
+        return [self._random.randrange(self._load.last_id // 4, self._load.last_id) for _ in range(count)]
+
+    def body(self, output_tokens: int) -> bytes:
+        load = self._load
+        prompt = self._shared + self._ids(load.prompt_tokens - load.shared)
+        return json.dumps({
+            "model": load.model, "prompt": prompt, "max_tokens": output_tokens, "temperature": 0, "ignore_eos": True,
+            "stream": True, "stream_options": {"include_usage": True}, **load.fields,
+        }).encode()
+
+
+@dataclass
+class Result:
+    """seconds: from the first request's begin to the last one's end."""
+
+    seconds: float
+    timings: list[Timing]
+
+    def __post_init__(self) -> None:
+        failed = [t.error for t in self.timings if t.error]
+        if len(failed) == len(self.timings):
+            raise TrainingError(f"no request succeeded: {failed[0]}")
+
+    def report(self) -> dict[str, Any]:
+        """Rates in tokens a second, times in milliseconds."""
+        good = [t for t in self.timings if not t.error]
+        first = [t.first for t in good if t.first is not None]
+        gaps = [b - a for t in good for a, b in zip(t.arrivals, t.arrivals[1:])]
+        made = sum(t.completion_tokens for t in good)
+        return {
+            "requests": len(good), "failed": len(self.timings) - len(good),
+            "errors": sorted({t.error for t in self.timings if t.error})[:3],
+            "seconds": round(self.seconds, 3), "prompt_tokens": sum(t.prompt_tokens for t in good),
+            "cached_tokens": sum(t.cached_tokens for t in good), "output_tokens": made,
+            "output_tokens_per_second": round(made / self.seconds, 1),
+            "requests_per_second": round(len(good) / self.seconds, 3),
+            "first_token_ms": spread(first), "inter_token_ms": spread(gaps),
+            "request_ms": spread([t.ended - t.begun for t in good]),
+        }
+
+
+def spread(seconds: Sequence[float]) -> dict[str, float]:
+    """Percentiles in milliseconds; nothing of nothing."""
+    if not seconds:
+        return {}
+    ordered = sorted(seconds)
+    at = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
+    found = {name: ordered[min(int(share * len(ordered)), len(ordered) - 1)] for name, share in at.items()}
+    return {name: round(value * 1e3, 3) for name, value in {"mean": statistics.fmean(ordered), **found, "max": ordered[-1]}.items()}
+
+
+async def run_load(endpoint: Endpoint, load: Load, concurrency: int) -> dict[str, Any]:
+    """A closed loop of ``concurrency`` clients, or with ``load.rate`` an open loop, in which ``concurrency`` is not looked at."""
+    prompts = Prompts(load)
+    bodies = [prompts.body(load.output_tokens) for _ in range(load.requests)]
+    begun = time.perf_counter()
+    if load.rate is None:
+        timings = await _closed(endpoint, bodies, concurrency)
+    else:
+        timings = await _open(endpoint, bodies, load.rate, random.Random(load.seed + 1))
+    kind = {"loop": "closed", "concurrency": concurrency} if load.rate is None else {"loop": "open", "rate": load.rate}
+    return {**kind, **Result(time.perf_counter() - begun, timings).report()}
+
+
+async def _closed(endpoint: Endpoint, bodies: list[bytes], concurrency: int) -> list[Timing]:
+    waiting, timings = iter(bodies), []
+
+    async def client() -> None:
+        for body in waiting:
+            timings.append(await complete(endpoint, body))
+
+    await asyncio.gather(*(client() for _ in range(concurrency)))
+    return timings
+
+
+async def _open(endpoint: Endpoint, bodies: list[bytes], rate: float, random_: random.Random) -> list[Timing]:
+    tasks = []
+    for body in bodies:
+        tasks.append(asyncio.create_task(complete(endpoint, body)))
+        await asyncio.sleep(random_.expovariate(rate))
+    return list(await asyncio.gather(*tasks))
+
+
+async def run_burst(endpoint: Endpoint, load: Load, size: int, repetitions: int) -> dict[str, Any]:
+    """``size`` requests at once, for one token and for all of them; medians over the repetitions.
+
+    decode = size (n - 1) / (seconds for n tokens - seconds for 1 token); prefill = size x prompt / seconds for 1 token.
+    """
+    prompts = Prompts(load)
+
+    async def seconds(tokens: int) -> tuple[float, list[Timing]]:
+        bodies = [prompts.body(tokens) for _ in range(size)]
+        begun = time.perf_counter()
+        timings = await asyncio.gather(*(complete(endpoint, body) for body in bodies))
+        taken = time.perf_counter() - begun
+        wrong = next((t.error for t in timings if t.error), None)
+        if wrong is None and any(t.completion_tokens != tokens for t in timings):
+            wrong = f"a request for {tokens} tokens got {min(t.completion_tokens for t in timings)}"
+        if wrong is not None:
+            raise TrainingError(f"a burst of {size} failed: {wrong}")
+        return taken, timings
+
+    await seconds(4)
+    ones = [(await seconds(1))[0] for _ in range(repetitions)]
+    runs = [await seconds(load.output_tokens) for _ in range(repetitions)]
+    one, whole = statistics.median(ones), statistics.median(taken for taken, _ in runs)
+    gaps = [b - a for _, timings in runs for t in timings for a, b in zip(t.arrivals, t.arrivals[1:])]
+    return {
+        "loop": "burst", "concurrency": size, "repetitions": repetitions, "one_token_ms": round(one * 1e3, 3),
+        "all_tokens_ms": round(whole * 1e3, 3), "prefill_tokens_per_second": round(size * load.prompt_tokens / one, 1),
+        "decode_tokens_per_second": round(size * (load.output_tokens - 1) / (whole - one), 1),
+        "output_tokens_per_second": round(size * load.output_tokens / whole, 1), "inter_token_ms": spread(gaps),
+    }

@@ -1,0 +1,48 @@
+"""`surogate bench serve` over a real server of a tiny random model, in a process of its own."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from surogate_core.cli.app import app
+from typer.testing import CliRunner
+
+
+def lines(*args: str) -> list[dict]:
+    result = CliRunner().invoke(app, ["bench", "serve", *args], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+SMALL = ("--prompt-tokens", "40", "--output-tokens", "6", "--threads", "1")
+
+
+def test_closed_loop_shared_prefixes_and_burst():
+    first, second = lines("tiny", "--concurrency", "1,3", "--requests", "5", "--shared-tokens", "32", *SMALL)
+    assert (first["loop"], first["concurrency"], second["concurrency"]) == ("closed", 1, 3)
+    for found in (first, second):
+        assert (found["requests"], found["failed"], found["output_tokens"], found["prompt_tokens"]) == (5, 0, 30, 200)
+        assert found["first_token_ms"]["p50"] <= found["request_ms"]["p50"] and found["server_processor_seconds"] > 0
+    assert first["cached_tokens"] >= 4 * 32  # all but the first
+    (burst,) = lines("tiny", "--concurrency", "2", "--burst", "--repetitions", "1", *SMALL)
+    assert burst["decode_tokens_per_second"] > 0 and burst["prefill_tokens_per_second"] > 0
+
+
+def test_open_loop():
+    (found,) = lines("tiny", "--rate", "50", "--requests", "6", "--concurrency", "1", *SMALL)
+    assert (found["loop"], found["rate"], found["requests"]) == ("open", 50, 6)
+
+
+@pytest.mark.parametrize(
+    "args, reason",
+    [
+        (["http://127.0.0.1:9", "--concurrency", "1"], "does not tell its models"),
+        (["tiny", "--concurrency", "0"], "not numbers of clients"),
+        (["tiny", "--shared-tokens", "900"], "do not fit a prompt"),
+        (["tiny", "--burst", "--rate", "1"], "two kinds of load"),
+    ],
+)
+def test_bad_words(args, reason):
+    result = CliRunner().invoke(app, ["bench", "serve", *args])
+    assert result.exit_code == 2 and reason in result.output.replace("\n", " ")
