@@ -7,13 +7,15 @@ from importlib.metadata import version
 from typing import Any
 
 from fastapi import FastAPI
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Match
 from starlette.types import Receive, Scope, Send
 
 from ..types import Refused
-from . import admin, chat, completions, embeddings, health, messages, models_route, responses, tokenize
+from . import admin, chat, completions, embeddings, health, messages, models_route, page, responses, tokenize
 from .errors import error_answer
 from .guard import Guard
 from .limits import Settings
@@ -28,6 +30,7 @@ ROUTERS = (
     embeddings.router,
     messages.router,
     models_route.router,
+    page.router,
     responses.router,
     tokenize.router,
     admin.router,
@@ -59,9 +62,11 @@ class ServeApp:
             redoc_url=None,
             exception_handlers={Refused: _refused, HTTPException: _http_error},
         )
-        for make in ROUTERS:
-            app.include_router(make(self.models, self.settings))
-        app.include_router(health.router(self.models, self.metrics, lambda: self.guard.draining))
+        routers = [make(self.models, self.settings) for make in ROUTERS]
+        routers.append(health.router(self.models, self.metrics, lambda: self.guard.draining))
+        for router in routers:
+            app.include_router(router)
+        app.state.routes = [route for router in routers for route in router.routes]
         described = document(app, bool(self.settings.api_keys))
         app.openapi = lambda: described  # type: ignore[method-assign]
         return app
@@ -82,11 +87,19 @@ async def _http_error(request: Request, error: Exception) -> Response:
         refused = Refused("there is no such route", 404, "not_found")
     elif error.status_code == 405:
         refused = Refused(f"this route has no method {request.method[:16]}", 405, "method_not_allowed")
+        error.headers = {"allow": ", ".join(_methods(request))}
     else:
         refused = Refused(str(error.detail), error.status_code)
     response = await _refused(request, refused)
     response.headers.update(error.headers or {})
     return response
+
+
+def _methods(request: Request) -> list[str]:
+    """All methods of a path: the framework tells only those of the first of its routes."""
+    routes: list[APIRoute] = request.app.state.routes
+    found = [route for route in routes if route.matches(request.scope)[0] is not Match.NONE]
+    return sorted({method for route in found for method in route.methods or ()})
 
 
 def create_app(models: Mapping[str, Any], settings: Settings | None = None) -> ServeApp:

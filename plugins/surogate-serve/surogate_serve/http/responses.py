@@ -303,8 +303,9 @@ def router(models: Mapping[str, Any], settings: Settings) -> APIRouter:
         ("/v1/responses", route.create, "A response"),
         ("/v1/responses/input_tokens", route.input_tokens, "How many tokens a request's input has"),
     ):
+        body = json_body(ResponsesRequest)
         routes.add_api_route(
-            path, endpoint, methods=["POST"], summary=text, openapi_extra=json_body(ResponsesRequest), response_model=None
+            path, endpoint, methods=["POST"], summary=text, openapi_extra=body, response_model=None
         )
     for path, endpoint, method, text in (
         (one, route.retrieve, "GET", "A response that is kept"),

@@ -80,7 +80,9 @@ def _kept(item: InputItem, path: str) -> Item:
     if item.type == "message":
         role = _need(item.role, path, "role")
         if role not in ("user", "assistant", "system", "developer"):
-            raise Refused(f"{path}.role is user, assistant, system or developer, not {role[:64]!r}", param=f"{path}.role")
+            raise Refused(
+                f"{path}.role is user, assistant, system or developer, not {role[:64]!r}", param=f"{path}.role"
+            )
         kind = "output_text" if role == "assistant" else "input_text"
         parts = [
             {"type": kind, "text": text} | ({"annotations": []} if role == "assistant" else {})
@@ -147,7 +149,7 @@ def _object(arguments: str, path: str) -> dict[str, Any]:
     return value
 
 
-# -- for the template ----------------------------------------------------------------------------------------------------
+# -- for the template --------------------------------------------------------------------------------------------------
 
 
 def template_messages(instructions: str | None, items: Sequence[Item]) -> list[dict[str, Any]]:
@@ -216,7 +218,8 @@ def tools_of(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
                 f"tools of type {str(kind)[:64]!r} are not supported: only functions are, which the client runs", 400,
                 "unsupported", f"{path}.type",
             )  # fmt: skip
-        function = {key: tool[key] for key in ("name", "description", "parameters", "strict") if tool.get(key) is not None}
+        fields = ("name", "description", "parameters", "strict")
+        function = {key: tool[key] for key in fields if tool.get(key) is not None}
         _check_function(function, path)
         if function["name"] in names:
             raise Refused("two tools have the same name", param="tools")

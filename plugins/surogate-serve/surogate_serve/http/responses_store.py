@@ -1,5 +1,5 @@
-"""Responses that are kept for a while, so that a later request can go on with one: bounded in number, bytes and age, and seen
-by none but the holder of the key that made them."""
+"""Responses that are kept for a while, so that a later request can go on with one: bounded in number, bytes and age,
+and seen by none but the holder of the key that made them."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class Stored:
 
 
 class ResponseStore:
-    """By key and id. What was kept longest goes first; what one key keeps drives out nothing of another's, until all together
-    are too much."""
+    """By key and id. What was kept longest goes first; what one key keeps drives out nothing of another's, until all
+    together are too much."""
 
     def __init__(self, limits: StoreLimits | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._limits, self._clock = limits or StoreLimits(), clock
@@ -68,9 +68,11 @@ class ResponseStore:
         stored = self._keys.get(key or "", {}).get(number)
         if stored is None:
             raise Refused(
-                f"there is no response {clip(number)!r}: it was not stored, was deleted, or is older than what is kept", 404,
-                "response_not_found", param,
-            )  # fmt: skip
+                f"there is no response {clip(number)!r}: it was not stored, was deleted, or is older than what is kept",
+                404,
+                "response_not_found",
+                param,
+            )
         return stored
 
     def delete(self, key: str | None, number: str) -> None:

@@ -33,6 +33,9 @@ def error_body(refused: Refused) -> dict[str, Any]:
     return {"code": code, "message": refused.message}
 
 
+_DELTAS = {"function_call": "function_call_arguments", "message": "output_text", "reasoning": "reasoning_text"}
+
+
 class _Item:
     """An item that is being made. index: its place in the output. text: of its content, or its arguments."""
 
@@ -43,8 +46,9 @@ class _Item:
 
 
 class ResponseReply:
-    """One answer. ``response`` is the object as it stands, complete at the end; ``finished(response)`` is called with it then.
-    texts: None where no log-probabilities are wanted. seal: reasoning is told once more as a client can carry it."""
+    """One answer. ``response`` is the object as it stands, complete at the end; ``finished(response)`` is called with it
+    then. texts: None where no log-probabilities are wanted. seal: reasoning is told once more as a client can carry it.
+    """
 
     def __init__(
         self,
@@ -157,12 +161,11 @@ class ResponseReply:
         item = self._item = _Item(kind, prefix, len(self.response["output"]), **fields)
         opened = {"id": item.id, "type": kind, "status": "in_progress"} | fields
         yield self._frame("response.output_item.added", output_index=item.index, item=opened)
-        delta = {"function_call": "function_call_arguments", "message": "output_text", "reasoning": "reasoning_text"}[kind]
         place: dict[str, Any] = {"item_id": item.id, "output_index": item.index}
         if kind != "function_call":
             place["content_index"] = 0
             yield self._frame("response.content_part.added", **place, part=self._part(item))
-        event = f"response.{delta}.delta".encode()
+        event = f"response.{_DELTAS[kind]}.delta".encode()
         self._head = b"event: " + event + b'\ndata: {"type":"' + event + b'",' + json_bytes(place)[1:-1]
 
     def _delta(self, text: str, logprobs: list[dict[str, Any]] | None = None) -> bytes:

@@ -167,7 +167,8 @@ def test_async_client(server):
     async def go():
         async with openai.AsyncOpenAI(base_url=server.url + "/v1", api_key="x") as asynchronous:
             reply = await asynchronous.responses.create(model="fake", input="Hi")
-            events = [event async for event in await asynchronous.responses.create(model="fake", input="Hi", stream=True)]
+            made = await asynchronous.responses.create(model="fake", input="Hi", stream=True)
+            events = [event async for event in made]
             async with asynchronous.responses.stream(model="fake", input="Hi") as stream:
                 return reply, events, await stream.get_final_response()
 
