@@ -282,7 +282,7 @@ bool find_least(const Operands &o, const Row &row, int64_t count, double total, 
   const Candidates &c = row.candidates;
   *least = -INFINITY;
   if (row.limits_count(o.width)) {
-    if (count < row.draw.top_k) return all;
+    if (count < row.draw.top_k && !all) return false;
     *least = threshold(c.logits, count, row.draw.top_k, [](int64_t) { return 1.0; });
   }
   if (row.limits_mass()) {
