@@ -83,13 +83,16 @@ class FrozenWeights:
         self._held[name] = held
         return held
 
-    def _session(self, program: Program, threads: int | None, graphs: bool, queue: Queue | None) -> Session:
+    def _session(
+        self, program: Program, threads: int | None, graphs: bool, queue: Queue | None, batch_invariant: bool
+    ) -> Session:
         if self.backend == "cpu":
-            return Session(program.to_bytes(), self.backend, threads, queue=queue)
+            return Session(program.to_bytes(), self.backend, threads, queue=queue, batch_invariant=batch_invariant)
         tuning = Tuning.of_device(self.backend, self.device)
         if self.choices is not None:
             tuning.learn(self.choices)
-        session = Session(tuning.apply(program).to_bytes(), self.backend, threads, self.device, graphs, queue)
+        session = Session(tuning.apply(program).to_bytes(), self.backend, threads, self.device, graphs, queue,
+                          batch_invariant)
         if tuning.learn(with_choices(program, session)):
             tuning.save()
         return session
@@ -136,11 +139,12 @@ class FrozenWeights:
         return memory
 
     def open_session(
-        self, graph: Graph, program: Program, threads: int | None = None, graphs: bool = True, queue: Queue | None = None
+        self, graph: Graph, program: Program, threads: int | None = None, graphs: bool = True, queue: Queue | None = None,
+        batch_invariant: bool = False,
     ) -> Session:
         """A session of ``program``, emitted from ``graph``, with its frozen parameters bound and its constants written, or
-        bound where the program has them outside."""
-        session = self._session(program, threads, graphs, queue)
+        bound where the program has them outside. queue, batch_invariant: as `Session` takes them."""
+        session = self._session(program, threads, graphs, queue, batch_invariant)
         external = {storage.name for storage in program.external()}
         shapes = {name: tuple(value.shape) for name, value, _ in graph.instances()}
         for name, shape in shapes.items():

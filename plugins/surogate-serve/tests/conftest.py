@@ -62,6 +62,12 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def write_tiny() -> Callable[..., Path]:
+    """`write_tiny_model`."""
+    return write_tiny_model
+
+
+@pytest.fixture(scope="session")
 def adapter(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
     """Folders of adapters of that model, by seed."""
     root = tmp_path_factory.mktemp("adapters")

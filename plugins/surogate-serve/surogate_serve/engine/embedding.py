@@ -93,7 +93,9 @@ class Embedder:
             {"T": size, "D": DOCUMENTS + 2}, runtime.recipe.compute, runtime.weights.dtypes(self._graph),
             outside=dict.fromkeys((*self._graph.constants, "hidden"), 0),
         ))
-        session = runtime.weights.open_session(self._graph, program, queue=runtime.queue)
+        session = runtime.weights.open_session(
+            self._graph, program, queue=runtime.queue, batch_invariant=runtime.options.batch_invariant
+        )
         storage = next(each for each in program.external() if each.name == "hidden")
         hidden = engine.Memory(runtime.options.backend, storage.bytes, runtime.options.device)
         session.bind("hidden", hidden)

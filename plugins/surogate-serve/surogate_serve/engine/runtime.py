@@ -73,7 +73,9 @@ class Runtime:
         return ServingShape(bucket.tokens, bucket.rows, self.places, blocks, sizes.sequence_blocks(self.context), self.places)
 
     def _open(self, graph: Graph, program: Program) -> engine.Session:
-        session = self.weights.open_session(graph, program, queue=self.queue)
+        session = self.weights.open_session(
+            graph, program, queue=self.queue, batch_invariant=self.options.batch_invariant
+        )
         for storage in program.external():
             if not storage.name.startswith("weight.") and storage.name not in graph.constants:
                 session.bind(storage.name, self.memory(storage.name, storage.bytes))
