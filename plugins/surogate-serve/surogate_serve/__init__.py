@@ -32,7 +32,9 @@ def surogate_parsers(register):
 @hookimpl
 def surogate_cli_commands(register):
     from .cli.bench_serve import bench_serve
+    from .cli.chat import chat
     from .cli.serve import serve
 
     register("serve", serve)
+    register("chat", chat)
     register("bench.serve", bench_serve)
