@@ -38,7 +38,7 @@ def write_tiny_model(folder: Path, **changes: Any) -> Path:
         array = array * np.float32(4.0) if array.ndim > 1 else array
         parameters[name] = StoredTensor(name, "f32", parameter.shape, np.ascontiguousarray(array, np.float32))
     write_hf(folder, FAMILY.hf_names(h).export(parameters), FAMILY.hf_config(h), dtype="f32")
-    return write_byte_tokenizer(folder, SPECIAL, eos_token="<|im_end|>", chat_template=TEMPLATE)
+    return write_byte_tokenizer(folder, SPECIAL, merges=[("t", "h")], eos_token="<|im_end|>", chat_template=TEMPLATE)
 
 
 def write_tiny_adapter(folder: Path, seed: int, rank: int = 4, layers: int = 2, **changes: Any) -> Path:

@@ -17,6 +17,7 @@ from surogate_serve.models import ServedModel
 from surogate_serve.types import Delta, Generation, Refused, Sampling
 
 GREEDY = Sampling(temperature=0.0)
+IM_END = 258
 OPTIONS = EngineOptions(recipe="fp32", threads=2, context=128, max_sequences=4, kv_memory=1 << 20)
 
 
@@ -39,7 +40,7 @@ def alone(decoder: Decoder, prompt: list[int], count: int) -> list[int]:
     tokens: list[int] = []
     while True:
         tokens.append(int(logits.argmax()))
-        if len(tokens) == count or tokens[-1] == 257:
+        if len(tokens) == count or tokens[-1] == IM_END:
             return tokens
         logits = decoder.logits(tokens[-1:], [0], [len(prompt) + len(tokens) - 1], [0])[0]
 
@@ -95,18 +96,29 @@ def test_a_prompt_is_found_in_the_cache_and_answered_alike(served):
 
 
 def test_what_is_closed_is_cancelled(served):
+    async def one(number: int) -> None:
+        deltas = served.generate(Generation([1, 2, number], max_tokens=120, ignore_eos=True))
+        try:
+            await anext(deltas)
+        finally:
+            await deltas.aclose()
+
     async def leave() -> None:
-        deltas = served.generate(Generation([1, 2, 3], max_tokens=100, ignore_eos=True))
-        await anext(deltas)
-        await deltas.aclose()
-        for _ in range(200):
-            if not served.stats()["running"]:
+        tasks = [asyncio.create_task(one(number)) for number in range(40)]  # of which four run and the rest wait
+        await tasks[0]
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        for _ in range(500):
+            stats = served.stats()
+            if not stats["running"] and not stats["waiting"]:
                 return
             await asyncio.sleep(0.01)
-        raise AssertionError("the request is still running")
+        raise AssertionError("requests are still running")
 
     asyncio.run(leave())
     assert served.stats()["finished"]["cancelled"] >= 1
+    assert served.stats()["blocks"]["used"] == 0
 
 
 def test_a_prompt_that_leaves_no_room_is_refused_with_numbers(served):
@@ -155,7 +167,7 @@ def test_what_cannot_be_embedded_is_refused(served, prompt):
 
 def test_a_conversation_is_rendered_and_answered(served):
     prompt = served.render([{"role": "user", "content": "hi <|im_end|>"}])
-    assert list(prompt.tokens).count(257) == 1  # what a user writes is text
+    assert list(prompt.tokens).count(IM_END) == 1  # what a user writes is text
     deltas = asyncio.run(all_of(served, Generation(prompt.tokens, max_tokens=5)))
     assert deltas[-1].finish in ("stop", "length")
 
