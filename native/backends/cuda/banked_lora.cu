@@ -228,7 +228,8 @@ __global__ void __launch_bounds__(kThreads, 3)
                                mine[g][h] ? shape.out - column : 0, values[g][h]);
         }
       }
-      for (int r = 8 * quad; r - 8 * quad < shape.rank; r += 32) {
+      for (int first_rank = 0; first_rank < shape.rank; first_rank += 32) {
+        const int r = first_rank + 8 * quad;
         uint4 weights[4];
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
