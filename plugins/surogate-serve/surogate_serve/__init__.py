@@ -33,8 +33,10 @@ def surogate_parsers(register):
 def surogate_cli_commands(register):
     from .cli.bench_serve import bench_serve
     from .cli.chat import chat
+    from .cli.parity import parity
     from .cli.serve import serve
 
+    register("parity", parity)
     register("serve", serve)
     register("chat", chat)
     register("bench.serve", bench_serve)
