@@ -7,7 +7,7 @@ from typing import Any
 
 from fastapi import APIRouter
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from .metrics import Metrics
 from .requests import exchange_of, json_bytes
@@ -56,12 +56,12 @@ def _answer(status: int, body: dict[str, Any]) -> Response:
 def router(models: Mapping[str, Any], metrics: Metrics, draining: Callable[[], bool]) -> APIRouter:
     """The routes of this module."""
     routes, route = APIRouter(tags=["State"]), HealthRoute(models, metrics, draining)
-    for path, endpoint, text in (
-        ("/health", route.health, "Whether the engines run"),
-        ("/live", route.live, "Whether the process answers"),
-        ("/ready", route.ready, "Whether requests are taken"),
-        ("/metrics", route.metrics, "Figures for Prometheus"),
+    for path, endpoint, text, kind in (
+        ("/health", route.health, "Whether the engines run", JSONResponse),
+        ("/live", route.live, "Whether the process answers", JSONResponse),
+        ("/ready", route.ready, "Whether requests are taken", JSONResponse),
+        ("/metrics", route.metrics, "Figures for Prometheus", PlainTextResponse),
     ):
-        routes.add_api_route(path, endpoint, methods=["GET"], summary=text, response_model=None)
+        routes.add_api_route(path, endpoint, methods=["GET"], summary=text, response_model=None, response_class=kind)
         routes.add_api_route(path, endpoint, methods=["HEAD"], include_in_schema=False, response_model=None)
     return routes

@@ -8,6 +8,8 @@ import pydantic
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
+from .guard import OPEN_PATHS
+
 ERRORS = {
     "400": "The request cannot be understood or met; the error names the field.",
     "401": "No API key of this server was given.",
@@ -33,11 +35,15 @@ def document(app: FastAPI, with_keys: bool) -> dict[str, Any]:
     result = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
     components = result.setdefault("components", {}).setdefault("schemas", {})
     error = {"type": "object", "properties": {"error": {"type": "object"}}, "required": ["error"]}
-    for path in result["paths"].values():
+    for name, path in result["paths"].items():
         for operation in path.values():
+            if with_keys and name in OPEN_PATHS:
+                operation["security"] = []
             body = operation.get("requestBody", {}).get("content", {}).get("application/json", {})
             if "$defs" in body.get("schema", {}):
                 components.update(body["schema"].pop("$defs"))
+            if "stream" in body.get("schema", {}).get("properties", {}):
+                operation["responses"]["200"]["content"]["text/event-stream"] = {}
             operation["responses"].pop("422", None)
             for status, text in ERRORS.items():
                 operation["responses"].setdefault(
