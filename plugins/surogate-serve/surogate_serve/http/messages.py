@@ -29,8 +29,10 @@ _NAMES = {
 
 
 class ThinkingConfig(Strict):
+    """Budgets below 1024 tokens, which Anthropic refuses, are of use to small models."""
+
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
-    budget_tokens: Annotated[int, Field(ge=1024, lt=1 << 31)] | None = None
+    budget_tokens: Annotated[int, Field(ge=1, lt=1 << 31)] | None = None
     display: Literal["summarized", "omitted"] | None = None
 
 

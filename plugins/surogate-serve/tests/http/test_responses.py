@@ -250,6 +250,29 @@ def test_items_become_template_messages(server):
     ]
 
 
+def test_what_coding_agents_send(serve):
+    """They keep nothing on the server, carry sealed reasoning, and read items by their events."""
+    server = serve(says("<think>", "hm", "</think>", "Looking.", *CALL))
+    body = {
+        "instructions": "You code.", "store": False, "tool_choice": "auto", "parallel_tool_calls": False,
+        "reasoning": {"effort": "medium", "summary": "auto"}, "include": ["reasoning.encrypted_content"],
+        "prompt_cache_key": "k", "text": {"verbosity": "low"}, "tools": [WEATHER | {"strict": False}],
+        "client_metadata": {"x": "y"},
+    }  # fmt: skip
+    user = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Weather?"}]}
+    done = [e["item"] for e in frames(server, input=[user], **body) if e["type"] == "response.output_item.done"]
+    assert [item["type"] for item in done] == ["reasoning", "message", "function_call"]
+    thought = {key: done[0][key] for key in ("type", "summary", "encrypted_content")} | {"content": None}
+    message = {key: done[1][key] for key in ("type", "role", "content")}
+    call = {key: done[2][key] for key in ("type", "name", "arguments", "call_id")}
+    result = {"type": "function_call_output", "call_id": call["call_id"], "output": "sunny"}
+    frames(server, input=[user, thought, message, call, result], **body)
+    system, asked, answered, told = server.model.rendered[-1][0]
+    assert system["content"] == "You code." and asked["content"] == "Weather?" and told["content"] == "sunny"
+    assert answered["content"] == "Looking." and answered["reasoning_content"] == "hm"
+    assert answered["tool_calls"][0]["function"] == {"name": "weather", "arguments": {"city": "Paris"}}
+
+
 def test_going_on_with_a_response(server):
     first = whole(server, instructions="not carried over")
     second = whole(server, input="More", previous_response_id=first["id"])
