@@ -8,7 +8,7 @@ What is read in place and what is copied:
 
 On a device all of these are copies in its memory; the file is read once. Parameters that a program reads as one are one
 copy, their rows one after another, with room for adapters beside and below them where the program wants that; so are they on
-the CPU, if a program is planned so there.
+the CPU, if a program is planned so there. Quantised ones can be decoded on the way, on the device itself.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ import numpy as np
 from ..dsl.module import Parameter
 from ..engine import Memory, Queue, Session, Tuning, with_choices
 from ..ir.graph import Graph
-from ..program import Program
+from ..program import Entry, Instruction, Program, Storage, TensorEntry
+from ..program.program import PERSISTENT, dense_strides
 from ..weights.formats import FORMATS, byte_count
 from ..weights.tensor import StoredTensor, from_f32
 from .loaded import LoadedModel
@@ -35,8 +36,12 @@ IN_PLACE = frozenset({"bf16", "f16", *(name for name, form in FORMATS.items() if
 class FrozenWeights:
     """The parameters of one checkpoint for one compute dtype and one device, made once and shared by all sessions there."""
 
-    def __init__(self, model: LoadedModel, compute: str, backend: str = "cpu", device: int = 0) -> None:
-        self.model, self.compute, self.backend, self.device = model, compute, backend, device
+    def __init__(
+        self, model: LoadedModel, compute: str, backend: str = "cpu", device: int = 0, decoded: bool = False
+    ) -> None:
+        """decoded: quantised matrices become copies in the compute dtype, for a device that has the room: its products then
+        read more, and decode nothing."""
+        self.model, self.compute, self.backend, self.device, self.decoded = model, compute, backend, device, decoded
         self._dtypes: dict[str, str] = {}
         self.choices: Program | None = None
         """A program with what kernels chose in an earlier run, which is taken before what other runs have measured."""
@@ -53,7 +58,8 @@ class FrozenWeights:
         """What a program reads parameter ``name`` as."""
         if name not in self._dtypes:
             stored = "f32" if len(shape) < 2 else self.stored(name, shape).dtype
-            self._dtypes[name] = stored if len(shape) < 2 or stored in (*IN_PLACE, self.compute) else self.compute
+            kept = stored in (*IN_PLACE, self.compute) and not (self.decoded and FORMATS[stored].is_block)
+            self._dtypes[name] = stored if len(shape) < 2 or kept else self.compute
         return self._dtypes[name]
 
     def array(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
@@ -74,14 +80,34 @@ class FrozenWeights:
 
     def _memory(self, name: str, shape: tuple[int, ...]) -> Any:
         held = self._held.get(name)
-        if held is None:
+        if held is None and self.backend == "cpu":
             held = self.array(name, shape)
-        if isinstance(held, np.ndarray) and self.backend != "cpu":
-            memory = Memory(self.backend, held.nbytes, self.device)
-            memory.write(held)
+        if self.backend != "cpu" and not isinstance(held, Memory):
+            memory = Memory(self.backend, byte_count(self.dtype(name, shape), shape), self.device)
+            self._put(name, shape, memory, 0)
             held = memory
         self._held[name] = held
         return held
+
+    def _put(self, name: str, shape: tuple[int, ...], memory: Memory, offset: int) -> None:
+        """Writes parameter ``name`` to ``offset`` bytes past the beginning of ``memory``."""
+        if self.backend != "cpu" and name not in self._held:
+            stored = self.stored(name, shape)
+            if stored.dtype != self.dtype(name, shape) and FORMATS[stored.dtype].is_block:
+                self._decode(stored, memory, offset)
+                return
+        memory.write(self._rows(name, shape), offset)
+
+    def _decode(self, stored: StoredTensor, memory: Memory, offset: int) -> None:
+        """The same for a quantised parameter, decoded by the device."""
+        blocks = np.ascontiguousarray(stored.data)
+        source = Memory(self.backend, blocks.nbytes, self.device)
+        source.write(blocks)
+        session = Session(_decoding(stored, self.compute, memory.bytes, offset).to_bytes(), self.backend, 1, self.device, False)
+        session.bind("blocks", source)
+        session.bind("decoded", memory)
+        session.run("decode")
+        session.synchronize()
 
     def _session(
         self, program: Program, threads: int | None, graphs: bool, queue: Queue | None, batch_invariant: bool
@@ -110,7 +136,7 @@ class FrozenWeights:
             memory = Memory(self.backend, sum(sizes), self.device)
             offset = 0
             for (part, shape), size in zip(parts.items(), sizes):
-                memory.write(self._rows(part, shape), offset)
+                self._put(part, shape, memory, offset)
                 offset += size
             self._held[name] = memory
         return self._held[name]
@@ -164,6 +190,18 @@ class FrozenWeights:
             elif name in read:  # the seed of the gradient is one that fused programs no longer read
                 session.write(name, array)
         return session
+
+
+def _decoding(stored: StoredTensor, dtype: str, size: int, offset: int) -> Program:
+    """Decodes storage "blocks" into the matrix of ``dtype`` at ``offset`` of storage "decoded", of ``size`` bytes."""
+    strides = dense_strides(stored.shape)
+    return Program(
+        storages=[Storage("blocks", None, 0, stored.data.nbytes), Storage("decoded", None, 0, size, PERSISTENT)],
+        tensors=[TensorEntry("weight", "blocks", 0, stored.dtype, stored.shape, strides),
+                 TensorEntry("values", "decoded", offset, dtype, stored.shape, strides)],
+        instructions=[Instruction("dequantize", ("weight",), ("values",), (("out_dtype", dtype),))],
+        entries=[Entry("decode", 0, 1)],
+    )
 
 
 def _write_apart(memory: Memory, rows: np.ndarray, start: int, row: int) -> None:

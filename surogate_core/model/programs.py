@@ -105,7 +105,7 @@ def training_program(
             recompute(graph, saved_budget, bindings, backend)
         dead_code(graph)
         options = EmitOptions(bindings, recipe.compute, weights.dtypes(graph), optimizer, master, states,
-                              _decoding_stream(backend))
+                              decoding_stream(backend))
         program, layout = emit(graph, options), TrainableLayout.of(graph, TrainedTypes(recipe.compute, master, states))
         planned = engine.plan(program.to_bytes(), backend, threads, device)
         return TrainPlan(graph, program, layout, bindings, (before, saved_bytes(graph, bindings)), planned)
@@ -118,7 +118,7 @@ def training_program(
     return _fit(build, plan, memory_budget)
 
 
-def _decoding_stream(backend: str) -> int | None:
+def decoding_stream(backend: str) -> int | None:
     """Where copies of quantised weights are made ahead of the products that read them. A device does it while other
     work runs; the CPU's products decode blocks straight into the layout that they want."""
     return None if backend == "cpu" else 1
@@ -178,7 +178,7 @@ def loss_program(
     widened: the `TrainPlan.widened` of a session that writes adapters beside the weights that both read.
     """
     graph = _packed(model, recipe, output, max_positions, adapter, weights.dtypes, join_projections, widened)
-    options = EmitOptions(bindings, recipe.compute, weights.dtypes(graph), prefetch=_decoding_stream(weights.backend))
+    options = EmitOptions(bindings, recipe.compute, weights.dtypes(graph), prefetch=decoding_stream(weights.backend))
     return graph, emit(graph, options)
 
 
@@ -197,7 +197,7 @@ def evaluation_bytes(
         return {name: dtype(name, value) for name, value, _ in graph.instances()}
 
     graph = _packed(model, recipe, "loss", max_positions, adapter, dtypes, join_projections, None if widen else ())
-    program = emit(graph, EmitOptions(bindings, recipe.compute, dtypes(graph), prefetch=_decoding_stream(backend)))
+    program = emit(graph, EmitOptions(bindings, recipe.compute, dtypes(graph), prefetch=decoding_stream(backend)))
     planned = engine.plan(program.to_bytes(), backend, threads, device)
     return sum(planned["arenas"].values()) + planned["workspace"]
 

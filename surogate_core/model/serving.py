@@ -51,23 +51,26 @@ def serving_graph(
     return dead_code(precision(fuse(graph), recipe))
 
 
-def serving_program(graph: Graph, recipe: Recipe, dtypes: Mapping[str, str], shape: ServingShape, block_size: int) -> Program:
-    """The program of one bucket. ``dtypes``: `FrozenWeights.dtypes` of the graph.
+def serving_program(
+    graph: Graph, recipe: Recipe, dtypes: Mapping[str, str], shape: ServingShape, block_size: int, prefetch: int | None = None
+) -> Program:
+    """The program of one bucket. ``dtypes``: `FrozenWeights.dtypes` of the graph. prefetch: as `EmitOptions` has it.
 
     External beside weights and states of the layers: `SHARED` and the graph's constants.
     """
-    return next(serving_programs(graph, recipe, dtypes, [shape], block_size))
+    return next(serving_programs(graph, recipe, dtypes, [shape], block_size, prefetch))
 
 
 def serving_programs(
-    graph: Graph, recipe: Recipe, dtypes: Mapping[str, str], shapes: Iterable[ServingShape], block_size: int
+    graph: Graph, recipe: Recipe, dtypes: Mapping[str, str], shapes: Iterable[ServingShape], block_size: int,
+    prefetch: int | None = None,
 ) -> Iterator[Program]:
     """Those of several buckets, one after another, for less than each by itself would take."""
-    return emit_each(graph, (_options(graph, recipe, dtypes, shape, block_size) for shape in shapes))
+    return emit_each(graph, (_options(graph, recipe, dtypes, shape, block_size, prefetch) for shape in shapes))
 
 
 def _options(
-    graph: Graph, recipe: Recipe, dtypes: Mapping[str, str], shape: ServingShape, block_size: int
+    graph: Graph, recipe: Recipe, dtypes: Mapping[str, str], shape: ServingShape, block_size: int, prefetch: int | None
 ) -> EmitOptions:
     bindings = {"T": shape.tokens, "R": shape.rows, "S": shape.blocks * block_size, "B": shape.places,
                 "M": shape.table_blocks}
@@ -75,7 +78,8 @@ def _options(
     outside = {**dict.fromkeys((*SHARED, *graph.constants), 0),
                "logits": byte_count(logits.dtype, (shape.most_rows, *logits.shape[1:]))}
     return EmitOptions(
-        bindings, recipe.compute, dtypes, outside=outside, more=lambda emitter: _sampling(emitter, shape)
+        bindings, recipe.compute, dtypes, prefetch=prefetch, outside=outside,
+        more=lambda emitter: _sampling(emitter, shape),
     )
 
 

@@ -13,7 +13,8 @@ class EngineOptions:
     at once. kv_memory: bytes of the key-value cache. token_budget: tokens of a step. adapter_slots, adapter_rank: adapters
     that one step can use, and their largest rank; no slots, no adapters. adapter_memory: bytes of adapters in host memory,
     from which slots are filled. run_ahead: a step is launched before the one ahead of it is read; None: on devices. batch_invariant: a token's bits do not depend on what else is
-    in a step, nor on what was cached; slower, and only where the backend has such kernels.
+    in a step, nor on what was cached; slower, and only where the backend has such kernels. decode_weights: a device keeps
+    quantised matrices decoded; None: where at most half of its memory goes to them.
     """
 
     recipe: str = "bf16"
@@ -29,3 +30,4 @@ class EngineOptions:
     adapter_memory: int = 2 << 30
     run_ahead: bool | None = None
     batch_invariant: bool = False
+    decode_weights: bool | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,7 @@ from surogate_core.errors import ConfigError
 from surogate_core.ir.graph import Graph
 from surogate_core.model import FrozenWeights, LoadedModel
 from surogate_core.model.serving import ServingShape, serving_graph, serving_program, serving_programs
+from surogate_core.model.programs import decoding_stream
 from surogate_core.passes import BankSpec
 from surogate_core.passes.paged_kv import BLOCK_SIZE
 from surogate_core.program import Program
@@ -39,11 +41,12 @@ class Runtime:
     def __init__(self, model: LoadedModel, recipe: Any, options: EngineOptions, bank: BankSpec | None) -> None:
         self.model, self.recipe, self.options, self.bank = model, recipe, options, bank
         self.queue = engine.Queue(options.backend, options.device, options.threads)
-        self.weights = FrozenWeights(model, recipe.compute, options.backend, options.device)
+        decoded = sizes.decodes_weights(options, sum(math.prod(each.shape) for _, each in model.dsl().parameters()))
+        self.weights = FrozenWeights(model, recipe.compute, options.backend, options.device, decoded)
+        self._prefetch = decoding_stream(options.backend)
         self.context = _context(model, options)
         self.places = sizes.places(options)
         self._graphs = [self._graph(None)] + ([] if bank is None else [self._graph(bank)])
-        self._dtypes = [self.weights.dtypes(graph) for graph in self._graphs]
         self.vocab = self._graphs[0].outputs["logits"].shape[1]
         self.memories: dict[str, engine.Memory] = {}
         """What the sessions share, by storage: caches, tables, counts, banks."""
@@ -56,7 +59,7 @@ class Runtime:
         for kind, graph in enumerate(self._graphs):
             buckets = sizes.buckets(self.options, self.context, few_rows=kind == 0)
             shapes = [self._shape(bucket, self.blocks) for bucket in buckets]
-            programs = serving_programs(graph, self.recipe, self._dtypes[kind], shapes, BLOCK_SIZE)
+            programs = serving_programs(graph, self.recipe, self.weights.dtypes(graph), shapes, BLOCK_SIZE, self._prefetch)
             for bucket, program in zip(buckets, programs, strict=True):
                 yield Opened(self._open(graph, program), bucket, kind > 0)
 
@@ -84,7 +87,8 @@ class Runtime:
     def _blocks(self) -> int:
         """What fits beside everything else, by the plan of the largest program on a cache of one block."""
         shape = self._shape(sizes.buckets(self.options, self.context)[0], 1)
-        program = serving_program(self._graphs[-1], self.recipe, self._dtypes[-1], shape, BLOCK_SIZE)
+        graph = self._graphs[-1]
+        program = serving_program(graph, self.recipe, self.weights.dtypes(graph), shape, BLOCK_SIZE, self._prefetch)
         planned = engine.plan(program.to_bytes(), self.options.backend, self.queue.threads, self.options.device)
         needed = sum(planned["arenas"].values()) + planned["workspace"]
         external = planned["external"]

@@ -22,6 +22,8 @@ HOST_SHARE, HOST_CAP = 0.25, 1 << 30
 """Of the memory that is available, what a cache in host memory may take, and at most."""
 DEVICE_SHARE = 0.92
 """Of what weights and programs leave of a device."""
+DECODED_SHARE = 0.5
+"""Of what a device has free, what decoded copies of quantised weights may take."""
 DEVICE_RESERVE = 1 << 30
 """Bytes left to a device's libraries and to recorded graphs."""
 
@@ -71,6 +73,15 @@ def blocks(options: EngineOptions, block_bytes: int, needed: int, sequence_block
             f"need at least {least}", "Give it more memory with kv_memory, or lower max_sequences.",
         )
     return count
+
+
+def decodes_weights(options: EngineOptions, parameters: int) -> bool:
+    """Whether a device keeps the quantised ones of so many parameters decoded, as bf16."""
+    if options.backend == "cpu":
+        return False
+    if options.decode_weights is not None:
+        return options.decode_weights
+    return 2 * parameters <= DECODED_SHARE * engine.device_info(options.backend, options.device)["free_bytes"]
 
 
 def _free(options: EngineOptions, needed: int) -> float:
