@@ -76,6 +76,9 @@ class MessageReply:
         """The events. An error after the first of them is an event of its own; before it, it is raised."""
         async with aclosing(self._asked.events) as events:  # type: ignore[type-var]
             async for event in events:
+                if type(event) is Content and self._open == "text":  # nearly all of them
+                    yield self._delta(b"text_delta", b"text", event.text)
+                    continue
                 if isinstance(event, Usage):
                     yield self._last(event)
                     return

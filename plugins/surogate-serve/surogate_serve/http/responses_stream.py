@@ -81,6 +81,9 @@ class ResponseReply:
         """The events. An error after the first of them is told as a response that failed; before it, it is raised."""
         async with aclosing(self._asked.events) as events:  # type: ignore[type-var]
             async for event in events:
+                if type(event) is Content and self._item is not None and self._item.kind == "message":
+                    yield self._delta(event.text, self._logprobs(event))  # nearly all of them
+                    continue
                 if isinstance(event, Usage):
                     self._complete(event)
                     yield self._frame(f"response.{self.response['status']}", response=self.response)
@@ -174,9 +177,9 @@ class ResponseReply:
         self._item.text.append(text)
         frame = self._head + b',"sequence_number":%d,"delta":' % self._number + quoted(text)
         self._number += 1
-        if logprobs is not None:
-            frame += b',"logprobs":' + json_bytes(logprobs)
-        return frame + b"}\n\n"
+        if logprobs is None:
+            return frame + b"}\n\n"
+        return frame + b',"logprobs":' + (json_bytes(logprobs) if logprobs else b"[]") + b"}\n\n"
 
     def _part(self, item: _Item) -> dict[str, Any]:
         text = "".join(item.text)
