@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from surogate_core.errors import ConfigError
 from surogate_core.generate import Decoder, installed_families
 from surogate_core.model import FrozenWeights, LoadedModel
 from surogate_core.passes import RECIPES
@@ -197,3 +198,18 @@ def test_when_the_engine_dies_everybody_is_told(tiny):
 
 def _broken(timeout: float):
     raise RuntimeError("no more")
+
+
+def test_less_memory_means_fewer_sequences_and_a_shorter_context(tiny):
+    """A block takes 16 x 2 x 2 x 2 x 8 x 4 bytes."""
+    options = EngineOptions(recipe="fp32", threads=1, kv_memory=9 * 4096)
+    model = ServedModel.open(tiny, options=options)
+    try:
+        assert (model.runtime.places, model.runtime.blocks, model.context) == (4, 9, 144)
+        told = list(model.generate_many([Generation([1] * 100, max_tokens=40, sampling=GREEDY)] * 7))
+        assert sum(delta.finish is not None for _, delta in told) == 7
+        assert not [delta.error for _, delta in told if delta.error]
+    finally:
+        model.close()
+    with pytest.raises(ConfigError):
+        ServedModel.open(tiny, options=EngineOptions(max_sequences=16, kv_memory=9 * 4096))

@@ -129,6 +129,7 @@ def _run(
 ) -> int:
     """Opens, serves and closes; the exit code."""
     import logging
+    from dataclasses import replace
 
     from ..http.app import create_app
     from ..http.server import listen, run
@@ -140,8 +141,9 @@ def _run(
     listener = listen(host, port)
     opened: dict[str, Any] = {}
     try:
-        for name, path in paths.items():
-            model = ServedModel.open(path, name, options, adapters.get(name))
+        for index, (name, path) in enumerate(paths.items()):
+            share = 1.0 / (len(paths) - index)  # those that come later need memory too
+            model = ServedModel.open(path, name, replace(options, kv_share=share), adapters.get(name))
             if model.name in opened:
                 model.close()
                 raise ConfigError(f"two models are named {model.name!r}", "Name them: NAME=PATH.")

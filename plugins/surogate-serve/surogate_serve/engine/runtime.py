@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from surogate_core import engine
 from surogate_core.errors import ConfigError
 from surogate_core.ir.graph import Graph
 from surogate_core.model import FrozenWeights, LoadedModel
-from surogate_core.model.serving import ServingShape, serving_graph, serving_program, serving_programs
 from surogate_core.model.programs import decoding_stream
+from surogate_core.model.serving import ServingShape, serving_graph, serving_program, serving_programs
 from surogate_core.passes import BankSpec
 from surogate_core.passes.paged_kv import BLOCK_SIZE
 from surogate_core.program import Program
@@ -39,26 +39,27 @@ class Runtime:
     """
 
     def __init__(self, model: LoadedModel, recipe: Any, options: EngineOptions, bank: BankSpec | None) -> None:
-        self.model, self.recipe, self.options, self.bank = model, recipe, options, bank
+        self.model, self.recipe, self.bank = model, recipe, bank
         self.queue = engine.Queue(options.backend, options.device, options.threads)
         decoded = sizes.decodes_weights(options, sum(math.prod(each.shape) for _, each in model.dsl().parameters()))
         self.weights = FrozenWeights(model, recipe.compute, options.backend, options.device, decoded)
+        self._asked_for_sequences = options.max_sequences is not None
         self._prefetch = decoding_stream(options.backend)
         self.context = _context(model, options)
-        self.places = sizes.places(options)
         self._graphs = [self._graph(None)] + ([] if bank is None else [self._graph(bank)])
         self.vocab = self._graphs[0].outputs["logits"].shape[1]
         self.memories: dict[str, engine.Memory] = {}
         """What the sessions share, by storage: caches, tables, counts, banks."""
-        self.blocks = self._blocks()
+        self.options, self.blocks = self._fitted(options)
+        self.places = sizes.places(self.options)
         self.context = min(self.context, self.blocks * BLOCK_SIZE)
-        self.token_budget = sizes.token_budget(options, self.context)
+        self.token_budget = sizes.token_budget(self.options, self.context)
 
     def open(self) -> Iterator[Opened]:
         """Opens the sessions, those without adapters first, the largest of each kind first."""
         for kind, graph in enumerate(self._graphs):
             buckets = sizes.buckets(self.options, self.context, few_rows=kind == 0)
-            shapes = [self._shape(bucket, self.blocks) for bucket in buckets]
+            shapes = [self._shape(self.options, bucket, self.blocks) for bucket in buckets]
             programs = serving_programs(graph, self.recipe, self.weights.dtypes(graph), shapes, BLOCK_SIZE, self._prefetch)
             for bucket, program in zip(buckets, programs, strict=True):
                 yield Opened(self._open(graph, program), bucket, kind > 0)
@@ -72,8 +73,9 @@ class Runtime:
     def _graph(self, bank: BankSpec | None) -> Graph:
         return serving_graph(self.model, self.recipe, self.weights, max_positions=self.context, adapters=bank)
 
-    def _shape(self, bucket: Bucket, blocks: int) -> ServingShape:
-        return ServingShape(bucket.tokens, bucket.rows, self.places, blocks, sizes.sequence_blocks(self.context), self.places)
+    def _shape(self, options: EngineOptions, bucket: Bucket, blocks: int) -> ServingShape:
+        places = sizes.places(options)
+        return ServingShape(bucket.tokens, bucket.rows, places, blocks, sizes.sequence_blocks(self.context), places)
 
     def _open(self, graph: Graph, program: Program) -> engine.Session:
         session = self.weights.open_session(
@@ -84,17 +86,27 @@ class Runtime:
                 session.bind(storage.name, self.memory(storage.name, storage.bytes))
         return session
 
-    def _blocks(self) -> int:
+    def _fitted(self, options: EngineOptions) -> tuple[EngineOptions, int]:
+        """Options with fewer sequences where memory has no room for the usual number, and the blocks of the cache."""
+        while True:
+            try:
+                return options, self._blocks(options)
+            except ConfigError:
+                fewer = sizes.places(options) // 2
+                if self._asked_for_sequences or fewer < 2:
+                    raise
+                options = replace(options, max_sequences=fewer)
+
+    def _blocks(self, options: EngineOptions) -> int:
         """What fits beside everything else, by the plan of the largest program on a cache of one block."""
-        shape = self._shape(sizes.buckets(self.options, self.context)[0], 1)
-        graph = self._graphs[-1]
+        graph, bucket = self._graphs[-1], sizes.buckets(options, self.context)[0]
+        shape = self._shape(options, bucket, 1)
         program = serving_program(graph, self.recipe, self.weights.dtypes(graph), shape, BLOCK_SIZE, self._prefetch)
-        planned = engine.plan(program.to_bytes(), self.options.backend, self.queue.threads, self.options.device)
+        planned = engine.plan(program.to_bytes(), options.backend, self.queue.threads, options.device)
         needed = sum(planned["arenas"].values()) + planned["workspace"]
-        external = planned["external"]
-        mapped = self.options.backend == "cpu"  # weights that are read where their file is mapped can be dropped
-        needed += sum(size for name, size in external.items() if not (mapped and name.startswith("weight.")))
-        return sizes.blocks(self.options, self.block_bytes(), needed, sizes.sequence_blocks(self.context))
+        mapped = options.backend == "cpu"  # weights that are read where their file is mapped can be dropped
+        needed += sum(size for name, size in planned["external"].items() if not (mapped and name.startswith("weight.")))
+        return sizes.blocks(options, self.block_bytes(), needed, sizes.sequence_blocks(self.context))
 
     def block_bytes(self) -> int:
         """Keys and values of one block in all layers."""

@@ -64,7 +64,7 @@ def blocks(options: EngineOptions, block_bytes: int, needed: int, sequence_block
     if options.kv_memory is not None:
         count = options.kv_memory // block_bytes
     else:
-        count = int(_free(options, needed) // block_bytes)
+        count = int(options.kv_share * _free(options, needed) // block_bytes)
     count = min(count, places(options) * sequence_blocks)
     least = 2 * places(options)
     if count < least:
