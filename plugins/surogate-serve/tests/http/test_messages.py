@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import anthropic
 import httpx
 import pytest
 from anthropic.types import Message, MessageTokensCount, RawMessageStreamEvent
+from conftest import wait_for
 from fake import FakeModel
 from pydantic import TypeAdapter
 
@@ -420,3 +423,29 @@ def test_both_keys(serve):
         assert good.messages.create(model="fake", max_tokens=5, messages=HI).content
     reply = post(server)
     assert reply.status_code == 401 and reply.json()["error"]["type"] == "authentication_error"
+
+
+def test_a_client_that_leaves_cancels(serve):
+    model = says(*["word "] * 2000)
+    model.delay = 0.01
+    server = serve(model)
+    with client(server).messages.stream(model="fake", max_tokens=4000, messages=HI) as stream:
+        next(iter(stream.text_stream))
+    wait_for(lambda: model.cancelled == 1 and model.running == 0)
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(server.url + "/v1/messages", json={"model": "fake", "messages": HI, "max_tokens": 4000}, timeout=0.3)
+    wait_for(lambda: model.cancelled == 2 and model.running == 0)
+
+
+def test_a_server_that_shuts_down_ends_streams_with_an_error(serve):
+    model = says(*["word "] * 2000)
+    model.delay = 0.01
+    server = serve(model)
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(frames, server, max_tokens=4000)
+        wait_for(lambda: model.running == 1)
+        time.sleep(0.1)
+        server.call(server.app.guard.drain(0.1))
+        kind, body = reading.result(10)[-1]
+    assert kind == "error" and body["error"]["type"] == "overloaded_error"
+    assert post(server).status_code == 529

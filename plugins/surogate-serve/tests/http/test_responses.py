@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -427,3 +429,26 @@ def test_store_is_bounded():
     now[0] = 11.5
     with pytest.raises(Refused):
         store.get("k", "late")
+
+
+def test_a_client_that_leaves_cancels_and_keeps_nothing(serve):
+    model = says(*["word "] * 2000)
+    model.delay = 0.01
+    server = serve(model)
+    with client(server).responses.stream(model="fake", input="Hi") as stream:
+        number = next(iter(stream)).response.id
+    wait_for(lambda: model.cancelled == 1 and model.running == 0)
+    assert httpx.get(f"{server.url}/v1/responses/{number}").status_code == 404
+
+
+def test_a_server_that_shuts_down_ends_streams_as_failed(serve):
+    model = says(*["word "] * 2000)
+    model.delay = 0.01
+    server = serve(model)
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(frames, server)
+        wait_for(lambda: model.running == 1)
+        time.sleep(0.1)
+        server.call(server.app.guard.drain(0.1))
+        last = reading.result(10)[-1]
+    assert last["type"] == "response.failed" and last["response"]["error"]["code"] == "server_error"
