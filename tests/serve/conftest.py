@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -85,6 +86,44 @@ class Client:
         return self.answers[id, 0]
 
 
+class Gate:
+    """A grammar that allows everything, and in which the loop can be held: the model is too fast to be met by chance.
+
+    Requests with ``grammars=[0]`` pass it at each of their tokens.
+    """
+
+    def __init__(self) -> None:
+        self._passed, self._hold_at = 0, 0
+        self._reached, self._go = threading.Event(), threading.Event()
+
+    def fill(self, handles: list[int], rows: np.ndarray) -> None:
+        rows[:] = 0xFFFFFFFF
+        self._passed += 1
+        if self._passed == self._hold_at:
+            self._reached.set()
+            assert self._go.wait(60)
+
+    def accept(self, handles: list[int], tokens: list[int]) -> None:
+        return None
+
+    def hold(self, at: int) -> None:
+        """The loop is to stop at token number ``at`` of those that pass. Before it gets there."""
+        self._reached.clear()
+        self._go.clear()
+        self._hold_at = at
+
+    def wait(self) -> None:
+        """Until it stands there."""
+        assert self._reached.wait(60)
+
+    def release(self, hold_at: int = 0) -> None:
+        """Lets it go on, to the next token at which it is held."""
+        go, self._go = self._go, threading.Event()
+        self._reached.clear()
+        self._hold_at = hold_at
+        go.set()
+
+
 class Model:
     """The tiny Llama in fp32, and its programs of each shape."""
 
@@ -98,7 +137,8 @@ class Model:
         self.decoder: Decoder | None = None
         self._greedy: dict[tuple, list[int]] = {}
 
-    def open(self, places=4, blocks=64, budget=64, buckets=None, context=CONTEXT, start=True, rows=None, **options) -> Loop:
+    def open(self, places=4, blocks=64, budget=64, buckets=None, context=CONTEXT, start=True, rows=None, masks=None,
+             **options) -> Loop:
         """A loop with decode programs 1, 2, 4, ... and mixed ones of the budget and of half of it."""
         loop = Loop(places=places, num_blocks=blocks, context=context, token_budget=budget, vocab=self.vocab, **options)
         queue = engine.Queue(self.backend, threads=1)
@@ -118,6 +158,8 @@ class Model:
                     session.bind(storage.name, memories[storage.name])
             loop.add_session(session, tokens, count, decode_only=decode)
         loop.set_tokenizer(*self.tokens(), [])
+        if masks is not None:
+            loop.set_mask_source(masks)
         if start:
             loop.start()
         return loop

@@ -10,7 +10,7 @@ import pytest
 from surogate_core.engine import EngineError
 from surogate_core.engine.serving import Refusal
 
-from .conftest import CONTEXT, Client, prompts
+from .conftest import CONTEXT, Client, Gate, prompts
 
 
 def check(tiny, client, wanted: dict[int, tuple[list[int], int]]) -> None:
@@ -135,32 +135,42 @@ def test_a_seed_says_all(tiny, opened):
 
 
 def test_the_better_priority_goes_first(tiny, opened):
-    loop = tiny.open(places=1, blocks=16)
+    gate = Gate()
+    loop = tiny.open(places=1, blocks=16, masks=gate)
     opened.append(loop)
     client = Client(loop)
     slow, late, urgent = prompts(3, seed=11, low=20, high=20)
-    first = client.submit(slow, max_tokens=80)
-    client.wait(lambda: bool(client.answers[first, 0].tokens))
+    gate.hold(5)
+    first = client.submit(slow, max_tokens=80, grammars=[0])
+    gate.wait()
     second = client.submit(late, max_tokens=5)
     third = client.submit(urgent, max_tokens=5, priority=-1)
-    client.wait(lambda: client.answers[third, 0].finish is not None)
-    assert client.answers[first, 0].finish is None and not client.answers[second, 0].tokens
-    client.wait()
+    gate.release()
+    ends = []
+    while len(ends) < 3:
+        for row in loop.poll(10.0):
+            client.answers[row[0], row[1]].add(row)
+            ends += [row[0]] if row[8] is not None else []
+    assert ends == [third, first, second]
     check(tiny, client, {first: (slow, 80), second: (late, 5), third: (urgent, 5)})
     assert loop.stats()["preemptions"] == 1
 
 
-def test_a_long_prompt_leaves_room_for_a_short_one(tiny, opened):
+def test_a_prompt_leaves_room_for_those_that_answer(tiny, opened):
     loop = tiny.open(places=4, blocks=32, budget=4, buckets=[4])
     opened.append(loop)
     client = Client(loop)
     running = client.submit([1, 2, 3], max_tokens=100)
-    client.wait(lambda: bool(client.answers[running, 0].tokens))
     long = client.submit(prompts(1, low=100, high=100)[0], max_tokens=2)
-    before = len(client.answers[running, 0].tokens)
-    client.wait(lambda: bool(client.answers[long, 0].tokens))
-    assert len(client.answers[running, 0].tokens) - before >= 25  # a token of each step: the prompt takes 34
-    client.wait()
+    answered, begun = 0, False
+    while not begun:
+        for row in loop.poll(10.0):  # in order, whenever they are looked at
+            client.answers[row[0], row[1]].add(row)
+            begun |= row[0] == long
+            answered += len(row[2]) if row[0] == running and not begun else 0
+    assert answered >= 33  # a token of each step: the prompt takes three at a time
+    loop.cancel(running)
+    loop.cancel(long)
 
 
 def test_steps_fill_their_programs(tiny, opened):
@@ -212,48 +222,59 @@ def test_what_can_never_fit_the_pool(tiny, opened):
 
 
 def test_too_many_requests(tiny, opened):
-    loop = tiny.open(max_requests=3)
+    gate = Gate()
+    loop = tiny.open(max_requests=3, masks=gate)
     opened.append(loop)
     client = Client(loop)
+    gate.hold(1)
     for _ in range(3):
-        client.submit([1, 2], max_tokens=60)
+        client.submit([1, 2], max_tokens=60, grammars=[0])
     with pytest.raises(Refusal) as caught:
-        for _ in range(3):
-            client.submit([1, 2], max_tokens=60)
+        client.submit([1, 2])
     assert caught.value.reason == "full"
+    gate.wait()
+    gate.release()
     client.wait()
     client.ask([1], max_tokens=1)
 
 
 def test_cancelled_wherever_it_is(tiny, opened):
-    loop = tiny.open(places=2, blocks=24, budget=2, buckets=[2])
+    gate = Gate()
+    loop = tiny.open(places=2, blocks=24, budget=2, buckets=[2], masks=gate)
     opened.append(loop)
     client = Client(loop)
-    decoding = client.submit([1, 2, 3], max_tokens=100)
-    client.wait(lambda: len(client.answers[decoding, 0].tokens) > 2)
-    prefilling = client.submit(prompts(1, low=110, high=110)[0], max_tokens=10)
-    client.wait(lambda: len(client.answers[decoding, 0].tokens) > 6)
+    gate.hold(3)
+    decoding = client.submit([1, 2, 3], max_tokens=100, grammars=[0])
+    gate.wait()
+    prefilling = client.submit(prompts(1, low=110, high=110)[0], max_tokens=10)  # a token of each step
+    gate.release(8)
+    gate.wait()
     waiting = client.submit([4], max_tokens=10)
     for id in (waiting, prefilling, decoding):
         loop.cancel(id)
+    gate.release()
     client.wait()
     assert [client.answers[id, 0].finish for id in (waiting, prefilling, decoding)] == ["cancelled"] * 3
     assert not client.answers[waiting, 0].tokens and not client.answers[prefilling, 0].tokens
+    assert len(client.answers[decoding, 0].tokens) == 8  # within the step
     loop.cancel(decoding)  # it is complete
     loop.cancel(12345)
     assert client.ask([7], max_tokens=3).tokens == tiny.greedy([7], 3)
 
 
 def test_what_a_cancelled_request_computed_can_be_found(tiny, opened):
-    loop = tiny.open(places=2, blocks=24)
+    gate = Gate()
+    loop = tiny.open(places=2, blocks=24, masks=gate)
     opened.append(loop)
     client = Client(loop)
     prompt = prompts(1, low=50, high=50)[0]
-    id = client.submit(prompt, max_tokens=70)
-    client.wait(lambda: bool(client.answers[id, 0].tokens))
+    gate.hold(4)
+    id = client.submit(prompt, max_tokens=70, grammars=[0])
+    gate.wait()
     loop.cancel(id)
+    gate.release()
     client.wait()
-    assert client.ask(prompt, max_tokens=1).cached == 48
+    assert client.answers[id, 0].finish == "cancelled" and client.ask(prompt, max_tokens=1).cached == 48
 
 
 def test_random_cancels(tiny, opened):
@@ -277,28 +298,36 @@ def test_random_cancels(tiny, opened):
 
 
 def test_drain(tiny, opened):
-    loop = tiny.open()
+    gate = Gate()
+    loop = tiny.open(masks=gate)
     opened.append(loop)
     client = Client(loop)
-    client.submit([1, 2, 3], max_tokens=60)
+    gate.hold(2)
+    client.submit([1, 2, 3], max_tokens=60, grammars=[0])
     client.submit([1, 2], max_tokens=60)
     assert not loop.drain(0.0)
     with pytest.raises(Refusal) as caught:
         client.submit([1])
     assert caught.value.reason == "draining"
-    assert loop.drain(30.0)
+    gate.wait()
+    gate.release()
+    assert loop.drain(60.0)
     client.wait()
     assert {answer.finish for answer in client.answers.values()} == {"length"}
 
 
 def test_stop(tiny):
-    loop = tiny.open()
+    gate = Gate()
+    loop = tiny.open(masks=gate)
     client = Client(loop)
+    gate.hold(3)
     for _ in range(6):
-        client.submit([1, 2, 3], max_tokens=100)
-    loop.stop()
+        client.submit([1, 2, 3], max_tokens=100, grammars=[0])
+    gate.wait()
+    threading.Timer(0.05, gate.release).start()
+    loop.stop()  # waits for the step
     client.wait()
-    assert "cancelled" in {answer.finish for answer in client.answers.values()}
+    assert {answer.finish for answer in client.answers.values()} == {"cancelled"}
     with pytest.raises(Refusal) as caught:
         client.submit([1])
     assert caught.value.reason == "dead"

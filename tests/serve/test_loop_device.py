@@ -11,7 +11,7 @@ from surogate_core.engine import EngineError
 from surogate_core.engine.serving import Loop, Refusal
 
 from ..engine.fakes import FakeDevice, fake_device
-from .conftest import Client, Model, prompts
+from .conftest import Client, Gate, Model, prompts
 from .test_loop import check
 from .test_loop_requests import Grammars, first_of
 
@@ -69,7 +69,7 @@ def test_what_is_past_a_stop_is_discarded(ahead, opened):
     answer = client.ask(PROMPT, stop_token_ids=[wanted[at]])
     assert answer.tokens == wanted[: at + 1] and answer.finish == "stop"
     check(ahead, client, {beside: (other, 30)})
-    assert loop.stats()["discarded_tokens"] == 1
+    client.wait(lambda: loop.stats()["discarded_tokens"] == 1)  # it is read a step later
     again = client.ask(PROMPT + wanted[:at], max_tokens=8)  # what the discarded step wrote is in nobody's way
     assert again.tokens == ahead.greedy(PROMPT + wanted[:at], 8)
 
@@ -120,40 +120,46 @@ def test_cancels(ahead, opened):
     assert left and len(left) < len(wanted)
 
 
+class Refusing(Gate):
+    """Steps with its requests are refused by the device: a kernel of the next few, as long as ``steps`` are left."""
+
+    def __init__(self, device: FakeDevice, steps: int) -> None:
+        super().__init__()
+        self.device, self.steps = device, steps
+
+    def fill(self, handles, rows):
+        super().fill(handles, rows)
+        self.device.refuse(3 if self.steps > 0 else 0)
+        self.steps -= 1
+
+
 @pytest.mark.parametrize("run_ahead", [False, True])
 def test_a_step_that_fails(ahead, device, opened, run_ahead):
     """Whoever is in it ends in an error; who comes later is served, and finds nothing of that step."""
-    loop = ahead.open(run_ahead=run_ahead)
+    loop = ahead.open(run_ahead=run_ahead, masks=Refusing(device, 1))
     opened.append(loop)
     client = Client(loop)
-    device.refuse(3)
-    ids = [client.submit(PROMPT, max_tokens=20) for _ in range(2)]
-    client.wait()
-    finishes = [client.answers[id, 0].finish for id in ids]
-    assert "error" in finishes
-    device.refuse(0)
-    assert "out of order" in client.answers[ids[finishes.index("error")], 0].error
+    answer = client.ask(PROMPT, max_tokens=20, grammars=[0])
+    assert (answer.finish, answer.tokens) == ("error", []) and "the device is out of order" in answer.error
     answer = client.ask(PROMPT, max_tokens=20)
-    assert answer.tokens == ahead.greedy(PROMPT, 20)
+    assert answer.tokens == ahead.greedy(PROMPT, 20) and answer.cached == 0
     assert loop.stats()["failures"] == 1 and loop.stats()["alive"]
 
 
 def test_two_steps_in_a_row(ahead, device, opened):
     """The loop is dead: all that wait are told, and so is whoever asks."""
-    loop = ahead.open(places=1, run_ahead=True)
+    loop = ahead.open(places=1, run_ahead=True, masks=Refusing(device, 9))
     opened.append(loop)
     client = Client(loop)
-    ids = [client.submit(PROMPT, max_tokens=50) for _ in range(4)]
-    for _ in range(1000):
-        device.refuse(1)  # the next kernel, again and again
-        client.poll(0.005)
-        if not client.wanted or not loop.stats()["alive"]:
-            break
-    device.refuse(0)
+    ids = [client.submit(PROMPT, max_tokens=50, grammars=[0]) for _ in range(2)]
+    try:
+        ids += [client.submit(PROMPT, max_tokens=50) for _ in range(3)]
+    except Refusal as refusal:
+        assert refusal.reason == "dead"
     client.wait()
-    assert [client.answers[id, 0].finish for id in ids[1:]] == ["error"] * 3
+    assert {client.answers[id, 0].finish for id in ids} == {"error"}
     stats = loop.stats()
-    assert not stats["alive"] and "two steps in a row" in stats["dead"]
+    assert not stats["alive"] and "two steps in a row" in stats["dead"] and stats["failures"] == 2
     with pytest.raises(Refusal) as caught:
         loop.submit([1])
     assert caught.value.reason == "dead"
