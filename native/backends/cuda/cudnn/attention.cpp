@@ -33,7 +33,7 @@ const Plan *plan_of(const sg_call *call) {
 
 int32_t supports(const sg_call *call) { return plan_of(call) != nullptr ? kScore : 0; }
 
-size_t workspace(const sg_call *call) { return total_workspace(plan_of(call)); }
+size_t workspace(const sg_call *call) { return total_workspace(plan_of(call), Call(call).operands); }
 
 int32_t prepare(const sg_call *call, void **state) {
   *state = const_cast<Plan *>(plan_of(call));

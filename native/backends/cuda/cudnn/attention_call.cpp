@@ -119,8 +119,18 @@ bool read_problem(const sg_call *call, const sg_tensor *const (&operands)[kRoles
   return problem.causal || problem.window == 0;
 }
 
-size_t total_workspace(const Plan *plan) {
-  return static_cast<size_t>(Layout(plan).plan_at) + workspace_bytes(plan);
+// Where a tensor of the plan is made when its tokens lie elsewhere than in the call: behind the plan's own workspace.
+int64_t copied_bytes(const Problem &problem, Role role, const sg_tensor *operand) {
+  if (problem.strides[role] == operand->strides[0]) return 0;
+  return round_up(problem.tokens * problem.strides[role] * element_bytes(role), kAlignment);
+}
+
+size_t total_workspace(const Plan *plan, const sg_tensor *const (&operands)[kRoles]) {
+  int64_t bytes = Layout(plan).plan_at + round_up(static_cast<int64_t>(workspace_bytes(plan)), kAlignment);
+  for (int i = 0; i < problem_of(plan).num_roles(); ++i) {
+    bytes += copied_bytes(problem_of(plan), static_cast<Role>(i), operands[i]);
+  }
+  return static_cast<size_t>(bytes);
 }
 
 int32_t run_plan(const sg_call *call, const Plan *plan, const sg_tensor *const (&operands)[kRoles],
@@ -129,14 +139,19 @@ int32_t run_plan(const sg_call *call, const Plan *plan, const sg_tensor *const (
   const Layout layout(plan);
   char *workspace = static_cast<char *>(call->workspace);
   Operands pointers;
+  const char *copies[kRoles] = {};
   pointers.lengths = reinterpret_cast<int32_t *>(workspace);
   pointers.workspace = workspace + layout.plan_at;
+  char *copy = workspace + layout.plan_at + round_up(static_cast<int64_t>(workspace_bytes(plan)), kAlignment);
   for (int i = 0; i < problem.num_roles(); ++i) {
     if (reinterpret_cast<uintptr_t>(operands[i]->data) % kTensorAlignment != 0) {
       return fail(call, "%s through cuDNN: a tensor begins at an address that is no multiple of 16; align it, or "
                   "choose another kernel", call->op);
     }
-    pointers.tensors[i] = operands[i]->data;
+    const int64_t copied = copied_bytes(problem, static_cast<Role>(i), operands[i]);
+    pointers.tensors[i] = copied > 0 ? copy : operands[i]->data;
+    copies[i] = copied > 0 ? copy : nullptr;
+    copy += copied;
     pointers.offsets[i] = reinterpret_cast<int32_t *>(workspace + layout.lengths_bytes + i * layout.offsets_bytes);
   }
   const cudaStream_t queue = stream(call);
@@ -152,7 +167,16 @@ int32_t run_plan(const sg_call *call, const Plan *plan, const sg_tensor *const (
       pointers.tensors[i] = static_cast<char *>(pointers.tensors[i]) + bytes;
     }
   }
-  return SG_OK;
+  for (int i = 0; i < problem.num_roles(); ++i) {
+    if (copies[i] == nullptr) continue;
+    const Role role = static_cast<Role>(i);
+    const auto size = static_cast<size_t>(element_bytes(role));
+    const auto width = static_cast<size_t>(operands[i]->shape[1] * problem.dim_of(role)) * size;
+    cudaMemcpy2DAsync(operands[i]->data, static_cast<size_t>(operands[i]->strides[0]) * size, copies[i],
+                      static_cast<size_t>(problem.strides[role]) * size, width, static_cast<size_t>(problem.tokens),
+                      cudaMemcpyDeviceToDevice, queue);
+  }
+  return launched(call);
 }
 
 }  // namespace sg::cudnn

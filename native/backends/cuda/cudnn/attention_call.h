@@ -11,11 +11,12 @@ namespace sg::cudnn {
 bool read_problem(const sg_call *call, const sg_tensor *const (&operands)[kRoles], const sg_tensor *doc_starts,
                   Problem &problem);
 
-// Of the plan, and of the offsets that go with it.
-size_t total_workspace(const Plan *plan);
+// Of the plan, of the offsets that go with it, and of the outputs whose tokens lie elsewhere in the plan than in the call.
+size_t total_workspace(const Plan *plan, const sg_tensor *const (&operands)[kRoles]);
 
 // Checks alignment, lays the offsets out in the call's workspace, executes. A plan for fewer heads than the call has
-// runs once for each share of them. The outputs of the op are NaN where doc_starts is invalid.
+// runs once for each share of them. Outputs that the plan has in other strides than the call are copied to their places.
+// The outputs of the op are NaN where doc_starts is invalid.
 int32_t run_plan(const sg_call *call, const Plan *plan, const sg_tensor *const (&operands)[kRoles],
                  const sg_tensor *doc_starts);
 

@@ -42,7 +42,7 @@ bool can_share(const Problem &problem, int64_t shares) {
 
 // For the fewest shares of the heads whose workspace is good, or else for the most. cuDNN refuses more than it can count:
 // 32 heads of 8192 tokens have 2^31 logits.
-const Plan *find_shared_plan(const Problem &problem) {
+const Plan *find_shared_plan(const Problem &problem, const Call &bound) {
   const Plan *plan = nullptr;
   for (int64_t shares = 1; shares <= kMaxShares; shares *= 2) {
     if (!can_share(problem, shares)) break;
@@ -52,9 +52,21 @@ const Plan *find_shared_plan(const Problem &problem) {
     const Plan *next = find_plan(share);
     if (next == nullptr) continue;
     plan = next;
-    if (total_workspace(plan) <= kGoodWorkspace) break;
+    if (total_workspace(plan, bound.operands) <= kGoodWorkspace) break;
   }
   return plan;
+}
+
+bool fits(const Plan *plan, const Call &bound) {
+  return plan != nullptr && total_workspace(plan, bound.operands) <= kMaxWorkspace;
+}
+
+// Long documents cuDNN takes only with gradients that lie dense; they are then made in the workspace and copied.
+const Plan *find_deterministic_plan(Problem problem, const Call &bound) {
+  const Plan *plan = find_shared_plan(problem, bound);
+  if (fits(plan, bound)) return plan;
+  for (Role role : {kDq, kDk, kDv}) problem.strides[role] = problem.heads_of(role) * problem.dim_of(role);
+  return find_shared_plan(problem, bound);
 }
 
 const Plan *plan_of(const sg_call *call, bool deterministic) {
@@ -64,7 +76,7 @@ const Plan *plan_of(const sg_call *call, bool deterministic) {
   problem.backward = true;
   problem.deterministic = deterministic;
   if (!read_problem(call, bound.operands, bound.doc_starts, problem)) return nullptr;
-  return deterministic ? find_shared_plan(problem) : find_plan(problem);
+  return deterministic ? find_deterministic_plan(problem, bound) : find_plan(problem);
 }
 
 template <bool kDeterministic>
@@ -72,12 +84,12 @@ int32_t supports(const sg_call *call) {
   const Plan *plan = plan_of(call, kDeterministic);
   if (plan == nullptr) return 0;
   if (!kDeterministic) return kAtomicScore;
-  return total_workspace(plan) <= kMaxWorkspace ? kScore : 0;
+  return fits(plan, Call(call)) ? kScore : 0;
 }
 
 template <bool kDeterministic>
 size_t workspace(const sg_call *call) {
-  return total_workspace(plan_of(call, kDeterministic));
+  return total_workspace(plan_of(call, kDeterministic), Call(call).operands);
 }
 
 template <bool kDeterministic>
