@@ -170,6 +170,7 @@ Generation generation_of(nb::dict fields) {
   take(fields, "grammars", g.grammars);
   take(fields, "thinking_budget", g.thinking_budget);
   take(fields, "thinking_end", g.thinking_end);
+  take(fields, "opening", g.opening);
   return g;
 }
 

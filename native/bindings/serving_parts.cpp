@@ -185,11 +185,11 @@ void bind_text(nb::module_ &m) {
   nb::class_<TextStream>(m, "TextStream")
       .def("__init__",
            [](TextStream *self, std::shared_ptr<Tokenizer> tokenizer, std::shared_ptr<StopStrings> stops,
-              bool include_stop, bool special_text, int32_t stop_after) {
-             new (self) TextStream(tokenizer, stops, {include_stop, special_text, stop_after});
+              bool include_stop, bool special_text, int32_t stop_after, int32_t opening) {
+             new (self) TextStream(tokenizer, stops, {include_stop, special_text, stop_after, opening});
            },
            nb::arg("tokenizer"), nb::arg("stops") = nb::none(), nb::arg("include_stop") = false,
-           nb::arg("special_text") = false, nb::arg("stop_after") = -1)
+           nb::arg("special_text") = false, nb::arg("stop_after") = -1, nb::arg("opening") = -1)
       .def("feed", &feed, nb::arg("tokens"), nb::arg("with_text") = true)
       .def("finish", &finish)
       .def_prop_ro("stop", &TextStream::stop);

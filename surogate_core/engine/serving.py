@@ -101,7 +101,9 @@ class Loop:
         repetition_penalty, seed (unsigned, 64 bits), logit_bias (pairs), n, stop, stop_after, include_stop, special_text
         (special tokens have text too), stop_token_ids, ignore_eos, min_tokens, logprobs, prompt_logprobs, priority (the
         smaller goes first), cache_salt (bytes), adapter_slot, adapter_key (bytes), grammars (handles of the mask source,
-        one a choice), thinking_budget and thinking_end. None stands for the default. Raises :class:`Refusal`."""
+        one a choice), thinking_budget, thinking_end and opening (the token that begins thinking: an answer that begins
+        with another has none, and then neither budget nor stop_after mean anything). None stands for the default. Raises
+        :class:`Refusal`."""
         fields = {name: value for name, value in fields.items() if value is not None}
         unknown = fields.keys() - _FIELDS
         if unknown:
@@ -147,5 +149,5 @@ _FIELDS = frozenset((
     "max_tokens", "temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
     "seed", "logit_bias", "n", "stop", "stop_after", "include_stop", "special_text", "stop_token_ids", "ignore_eos",
     "min_tokens", "logprobs", "prompt_logprobs", "priority", "cache_salt", "adapter_slot", "adapter_key", "grammars",
-    "thinking_budget", "thinking_end",
+    "thinking_budget", "thinking_end", "opening",
 ))  # fmt: skip

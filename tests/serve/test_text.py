@@ -164,6 +164,14 @@ def test_a_stop_string_in_the_reasoning_is_none() -> None:
     assert together(fed(stream(tokens, ["END"], special=(1,), stop_after=1), 3)) == "END"  # begins before it
 
 
+def test_without_its_opening_there_is_no_reasoning() -> None:
+    opened = [b"<think>", b"END", b"</think>", b"x", b"END"]
+    text = stream(opened, ["END"], special=(0, 2), stop_after=2, opening=0)
+    assert together(fed(text, 5)) == "ENDx" and text.stop == 0
+    text = stream([b"an END", b"</think>"], ["END"], special=(1,), stop_after=1, opening=7)
+    assert together(fed(text, 2)) == "an " and text.stop == 0
+
+
 def test_a_replacement_character_at_the_end_may_complete_a_stop_string() -> None:
     text = stream([b"a\xe2"], ["a" + REPLACEMENT])
     assert fed(text, 1) == [[], []]

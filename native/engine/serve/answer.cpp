@@ -11,7 +11,7 @@ void Answers::begin(Group &group) const {
   const Generation &request = group.request;
   std::shared_ptr<const StopStrings> stops;
   if (!request.stop.empty()) stops = std::make_shared<const StopStrings>(request.stop);
-  const TextOptions options{request.include_stop, request.special_text, request.stop_after};
+  const TextOptions options{request.include_stop, request.special_text, request.stop_after, request.opening};
   for (Sequence &sequence : group.sequences) {
     sequence.text = std::make_unique<TextStream>(texts.tokenizer, stops, options);
   }
@@ -75,13 +75,18 @@ void Answers::follow_thinking(Sequence &s) const {
   const std::vector<int32_t> &end = s.group->request.thinking_end;
   if (s.thinking_over || end.empty()) return;
   const size_t answered = s.tokens.size() - s.group->request.prompt.size();
+  const int32_t opening = s.group->request.opening;
+  if (answered == 1 && opening >= 0 && s.tokens.back() != opening) {
+    s.thinking_over = true;
+    return;
+  }
   s.thinking_over = answered >= end.size() && std::equal(end.rbegin(), end.rend(), s.tokens.rbegin());
 }
 
 std::span<const int32_t> Answers::forced(const Sequence &s) const {
   const Generation &request = s.group->request;
   const bool due = request.thinking_budget >= 0 && !s.thinking_over && !s.finished && s.known() < s.group->limit &&
-                   s.known() - s.group->prompt_tokens() == request.thinking_budget;
+                   s.known() - s.group->prompt_tokens() == request.thinking_budget + (request.opening >= 0 ? 1 : 0);
   return due ? std::span<const int32_t>(request.thinking_end) : std::span<const int32_t>();
 }
 

@@ -47,6 +47,7 @@ struct Generation {
   std::vector<int64_t> grammars;  // the mask source's handles, one a choice; or empty
   int32_t thinking_budget = -1;   // tokens of an answer before thinking_end is written, where it was not before
   std::vector<int32_t> thinking_end;
+  int32_t opening = -1;  // begins the thinking; an answer that begins with another token has none. -1: the prompt began it
 };
 
 enum class Finish : uint8_t { kNone, kStop, kLength, kContext, kCancelled, kError };

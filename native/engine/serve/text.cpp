@@ -150,6 +150,8 @@ bool TextStream::feed(int32_t token, Pieces &out, bool with_text) {
     throw Error("token " + std::to_string(token) + " was fed to a text that has ended");
   }
   last_ = token;
+  if (!begun_ && options_.opening >= 0 && token != options_.opening) matching_ = stops_ != nullptr;
+  begun_ = true;
   decoded_.clear();
   if (with_text && (options_.special_text || !tokenizer_->is_special(token))) {
     decoder_.feed(tokenizer_->bytes(token), decoded_);

@@ -110,6 +110,7 @@ struct TextOptions {
   bool include_stop = false;   // the stop string is part of the text
   bool special_text = false;   // special tokens have text too
   int32_t stop_after = -1;     // a token: stop strings count in what comes after it; -1: from the begin
+  int32_t opening = -1;        // a token: where another comes first, stop strings count from the begin after all
 };
 
 // The text of one choice. Buffers grow to what a choice holds back and are used again.
@@ -145,7 +146,7 @@ class SUROGATE_API TextStream {
   size_t begin_ = 0, first_ = 0;
   size_t stop_end_ = 0;          // in held_.text, once stop_ is set
   int32_t state_ = 0, stop_ = -1, last_ = -1;
-  bool matching_, finished_ = false;
+  bool matching_, begun_ = false, finished_ = false;
 };
 
 }  // namespace surogate::serve

@@ -56,7 +56,9 @@ async def answers(
     """
     parser = parser or model.parser
     offered = () if tool_choice == "none" else tuple(tools)
-    choices = [_Choice(parser.stream(index, prompt.tail, offered), parallel) for index in range(generation.n)]
+    until_end = not generation.ignore_eos
+    streams = [parser.stream(index, prompt.tail, offered, until_end) for index in range(generation.n)]
+    choices = [_Choice(stream, parallel) for stream in streams]
     usage = Usage(prompt_tokens=len(prompt.tokens))
     deltas = model.generate(generation)
     try:
@@ -101,7 +103,8 @@ class _Choice:
         for token, text in delta.pieces:
             events += self._piece(token, text)
             if self.stream.turn_ended or (not self.parallel and self.stream.complete_calls):
-                return [*_until_first_end(events, self.parallel), *self.end("stop")]
+                stop = delta.stop if delta.finish == "stop" else None
+                return [*_until_first_end(events, self.parallel), *self.end("stop", stop)]
         if delta.finish is not None:
             self._count_unread()
             events += self.end(delta.finish, delta.stop, delta.error)

@@ -62,6 +62,9 @@ class Generation:
     adapter: str | None = None
     grammar: Any = None
     thinking: Thinking | None = None
+    opening: int | None = None
+    """The token with which the model may begin reasoning as its first; where it begins with another, there is no
+    reasoning, and `stop_after` and `thinking` mean nothing. None: the prompt began it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,13 @@ class Model:
             yield delta
 
 
+class Spelled:
+    """A tokenizer of added tokens of one character each."""
+
+    def __init__(self, *characters):
+        self.added_tokens = {char: ord(char) for char in characters}
+
+
 def delta(text, choice=0, **fields):
     """One token a character."""
     tokens = [ord(char) for char in text]
@@ -156,8 +163,16 @@ def test_closing_the_answers_closes_the_request():
 
 def test_a_token_that_ends_the_turn_ends_the_choice():
     model = Model(delta("ab"), delta("c"))
-    model.parser = Parser(
-        replace(FORMATS["hermes"], turn_ends=("b",)), type("T", (), {"added_tokens": {"b": ord("b")}})()
-    )
+    model.parser = Parser(replace(FORMATS["hermes"], turn_ends=("b",)), Spelled("b"))
     events = run(model)
     assert [event.text for event in events if isinstance(event, Content)] == ["a"] and reasons(events) == [(0, "stop")]
+
+
+def test_a_token_that_would_end_the_turn_does_not_where_ends_are_ignored():
+    model = Model(delta("ab"), delta("c", finish="length"))
+    model.parser = Parser(replace(FORMATS["hermes"], turn_ends=("b",)), Spelled("b"))
+
+    async def collect():
+        return [event async for event in answers(model, Prompt([1]), Generation([1], ignore_eos=True))]
+
+    assert reasons(asyncio.run(collect())) == [(0, "length")]

@@ -151,6 +151,15 @@ def test_a_prompt_that_opened_the_reasoning():
     assert text_of("think", "Yes", tail=closed) == [["content", "Yes"]]
 
 
+def test_which_tokens_bound_the_reasoning():
+    parser = Parser(FORMATS["hermes"], Tokens("<think>", "</think>"))
+    assert parser.reasoning_tokens("assistant\n<think>\n") == (1001, None)
+    assert parser.reasoning_tokens("assistant\n") == (1001, 1000)
+    assert parser.reasoning_tokens("assistant\n<think>\n\n</think>\n") == (None, None)
+    assert Parser(FORMATS["hermes"]).reasoning_tokens("<think>") == (None, None)
+    assert Parser(FORMATS["plain"], Tokens("<think>")).reasoning_tokens("<think>") == (None, None)
+
+
 def test_reasoning_that_is_cut_short_or_inside_the_answer():
     assert text_of("think", "<think>\nHm, <thi") == [["reasoning", "Hm, <thi"]]
     assert text_of("think", "A <think>b</think> C") == [["content", "A"], ["reasoning", "b"], ["content", " C"]]

@@ -31,6 +31,7 @@ def fields_of(generation: Generation, grammars: list[int], adapter: tuple[int, b
         "n": generation.n,
         "stop": list(generation.stop),
         "stop_after": generation.stop_after,
+        "opening": generation.opening,
         "include_stop": generation.include_stop,
         "stop_token_ids": list(generation.stop_token_ids),
         "ignore_eos": generation.ignore_eos,

@@ -126,7 +126,8 @@ class ChatRoute:
     def _generation(
         self, fields: ChatRequest, chosen: Chosen, prompt: Prompt, max_tokens: int, parser: Any, constraint: Constraint
     ) -> Generation:
-        opened = parser.opens_reasoning(prompt.tail)
+        end, opening = parser.reasoning_tokens(prompt.tail)
+        thinking = thinking_of(fields.thinking_token_budget, parser)
         return generation_of(
             fields,
             chosen,
@@ -135,8 +136,9 @@ class ChatRoute:
             self._settings.limits,
             logprobs=(fields.top_logprobs or 0) if fields.logprobs else None,
             grammar=constraint.grammar,
-            stop_after=parser.reasoning_end if opened else None,
-            thinking=thinking_of(fields.thinking_token_budget, parser),
+            stop_after=end,
+            opening=opening,
+            thinking=None if end is None else thinking,
         )
 
 

@@ -108,6 +108,8 @@ async def _ask(conversation: Conversation, settings: Settings) -> Asked:
         parallel_tool_calls=conversation.parallel,
     )
     constraint = await constraint_of(model, parser, prompt, constrained, tools, tool_choice)
+    end, opening = parser.reasoning_tokens(prompt.tail)
+    thinking = _thinking(conversation, parser)
     generation = generation_of(
         conversation.fields,
         conversation.chosen,
@@ -116,8 +118,9 @@ async def _ask(conversation: Conversation, settings: Settings) -> Asked:
         settings.limits,
         logprobs=conversation.logprobs,
         grammar=constraint.grammar,
-        stop_after=parser.reasoning_end if parser.opens_reasoning(prompt.tail) else None,
-        thinking=_thinking(conversation, parser),
+        stop_after=end,
+        opening=opening,
+        thinking=None if end is None else thinking,
     )
     return Asked(conversation, parser, prompt, generation, (tools, tool_choice))
 

@@ -46,12 +46,15 @@ class Parser:
         spelled = set(self.token_markers.values())
         self._without_calls, self._with_calls = _Table(reasoning, spelled), _Table(markers, spelled)
 
-    def stream(self, choice: int = 0, tail: str = "", tools: Sequence[Mapping[str, Any]] = ()) -> OutputStream:
+    def stream(
+        self, choice: int = 0, tail: str = "", tools: Sequence[Mapping[str, Any]] = (), until_turn_end: bool = True
+    ) -> OutputStream:
         """Begins one answer. tail: the prompt's end, which may have opened the reasoning. tools: as in a chat request;
-        without any, no call is looked for."""
+        without any, no call is looked for. until_turn_end: tokens that end the turn end the answer."""
         schemas = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in tools}
         table = self._with_calls if schemas and self.format.call is not None else self._without_calls
-        return OutputStream(self, table, choice, "reasoning" if self.opens_reasoning(tail) else "start", schemas)
+        state: OutputState = "reasoning" if self.opens_reasoning(tail) else "start"
+        return OutputStream(self, table, choice, state, schemas, until_turn_end)
 
     def opens_reasoning(self, tail: str) -> bool:
         """Whether an answer behind this end of a prompt begins inside reasoning."""
@@ -64,6 +67,18 @@ class Parser:
     def reasoning_end(self) -> int | None:
         """The token that ends reasoning; None where there is no reasoning, or its end is text."""
         return None if self.format.reasoning is None else self.token_ids.get(self.format.reasoning[1])
+
+    def reasoning_tokens(self, tail: str) -> tuple[int | None, int | None]:
+        """The token that ends the reasoning of an answer behind this end of a prompt, and the one with which the model has to
+        begin it; None where the prompt began it. Twice None: no reasoning, or none whose end is one token."""
+        end = self.reasoning_end
+        if end is None or self.format.reasoning is None:
+            return None, None
+        opening, closing = self.format.reasoning
+        if self.opens_reasoning(tail):
+            return end, None
+        begin = self.token_ids.get(opening)
+        return (None, None) if begin is None or closing in tail else (end, begin)
 
     def terminal(self, text: str) -> str:
         """What matches a marker in a grammar of llguidance: its token where it is one, else its text."""
@@ -112,12 +127,19 @@ class OutputStream:
     many calls are whole. ``broken``: a call began and will never be whole."""
 
     def __init__(
-        self, parser: Parser, table: _Table, choice: int, state: OutputState, tools: Mapping[str, Mapping[str, Any]]
+        self,
+        parser: Parser,
+        table: _Table,
+        choice: int,
+        state: OutputState,
+        tools: Mapping[str, Mapping[str, Any]],
+        until_turn_end: bool,
     ) -> None:
         self.choice = choice
         self.turn_ended = self.broken = False
         self.complete_calls = 0
         self._parser, self._table, self._tools = parser, table, tools
+        self._turn_ends = parser.turn_ends if until_turn_end else frozenset()
         self._state: OutputState = state
         self._buffer = ""  # not decided yet
         self._drop_space = state == "reasoning"  # whitespace right after a marker
@@ -143,7 +165,7 @@ class OutputStream:
         parser = self._parser
         if self.turn_ended:
             return []
-        if token in parser.turn_ends:
+        if token in self._turn_ends:
             self.turn_ended = True
             return []
         marker = parser.token_markers.get(token)
