@@ -118,10 +118,32 @@ def test_thinking_ends_by_budget(tiny, client):
     assert len(answer.logprobs) == 20 and [row[1] for row in answer.logprobs[5:8]] == [0.0] * 3
 
 
+@pytest.mark.parametrize("budget", [0, 1, 2, 17])
+def test_forced_tokens_across_a_block_leave_the_cache_right(tiny, client, budget):
+    wanted = tiny.greedy(PROMPT, budget) if budget else []
+    end = [250, 251, 252]
+    for _ in range(2):
+        answer = client.ask(PROMPT, thinking_budget=budget, thinking_end=end, max_tokens=budget + 8)
+        assert answer.tokens == [*wanted, *end, *tiny.greedy([*PROMPT, *wanted, *end], 5)]
+        assert client.ask(PROMPT, max_tokens=12).tokens == tiny.greedy(PROMPT, 12)
+
+
 def test_no_thinking_at_all(tiny, client):
     answer = client.ask(PROMPT, thinking_budget=0, thinking_end=[250, 251], max_tokens=6, n=1)
     assert answer.tokens == [250, 251, *tiny.greedy([*PROMPT, 250, 251], 4)]
     assert client.ask(PROMPT, thinking_budget=0, thinking_end=[250, 251], max_tokens=1).tokens == [250]
+
+
+def test_thinking_that_the_answer_has_to_open(tiny, client):
+    wanted = tiny.greedy(PROMPT, 12)
+    end = [250, 251]
+    fields = dict(thinking_end=end, max_tokens=12)
+    opened = client.ask(PROMPT, thinking_budget=3, opening=wanted[0], **fields)
+    assert opened.tokens == [*wanted[:4], *end, *tiny.greedy([*PROMPT, *wanted[:4], *end], 6)]
+    none = client.ask(PROMPT, thinking_budget=0, opening=wanted[0], **fields)
+    assert none.tokens[:3] == [wanted[0], *end]
+    other = (wanted[0] + 1) % 250
+    assert client.ask(PROMPT, thinking_budget=3, opening=other, **fields).tokens == wanted
 
 
 def test_thinking_that_ends_by_itself(tiny, client):

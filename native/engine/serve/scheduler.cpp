@@ -96,21 +96,24 @@ void Scheduler::plan_decodes() {
   for (size_t i = 0; i < running_.size(); ++i) {  // growing takes from the end
     if (static_cast<int32_t>(decodes_.size()) == max_tokens_) return;
     const SequenceRef sequence = running_[i];
-    if (sequence->pending() != 1 || !wants(*sequence)) continue;
-    if (grow(*sequence)) decodes_.push_back({sequence, 1});
+    if (!wants(*sequence)) continue;
+    // Several are pending of a prompt, whose blocks it has, and where tokens were forced, whose blocks it may lack.
+    const int32_t pending = sequence->pending();
+    if (grow(*sequence, sequence->scheduled + pending) && pending == 1) decodes_.push_back({sequence, 1});
   }
 }
 
-// A block for its next token, if it needs one. False: it had to give up its own.
-bool Scheduler::grow(Sequence &sequence) {
-  if (blocks_for(sequence.scheduled + 1) <= static_cast<int32_t>(sequence.blocks.size())) return true;
-  int32_t block = -1;
-  while (!pool_.allocate({&block, 1})) {
-    const bool itself = running_.back().get() == &sequence;
-    preempt_last();
-    if (itself) return false;
+// Blocks for so many of its tokens. False: it had to give up its own.
+bool Scheduler::grow(Sequence &sequence, int32_t tokens) {
+  while (blocks_for(tokens) > static_cast<int32_t>(sequence.blocks.size())) {
+    int32_t block = -1;
+    while (!pool_.allocate({&block, 1})) {
+      const bool itself = running_.back().get() == &sequence;
+      preempt_last();
+      if (itself) return false;
+    }
+    sequence.blocks.push_back(block);
   }
-  sequence.blocks.push_back(block);
   return true;
 }
 

@@ -59,7 +59,7 @@ class SUROGATE_API Scheduler {
   void plan_prompts();
   void trim_to_bucket();
   void add_chunk(Step &step, const SequenceRef &sequence, int32_t count);
-  bool grow(Sequence &sequence);
+  bool grow(Sequence &sequence, int32_t tokens);
   void preempt_last();
   void leave(Sequence &sequence);  // blocks and place
   int32_t share_of(const Sequence &sequence, int32_t wanted, int32_t rows_left) const;
