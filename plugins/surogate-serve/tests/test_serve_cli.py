@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from surogate_core.errors import ConfigError
 
-from surogate_serve.cli.serve import _bytes_of, _keys_of, adapters_of, named_models
+from surogate_serve.cli.serve import LOOPBACK, _bytes_of, _keys_of, adapters_of, hosts_of, named_models
 
 
 def test_models_and_their_names(tmp_path):
@@ -38,3 +38,9 @@ def test_sizes_and_keys(tmp_path):
     path.write_text("\n")
     with pytest.raises(ConfigError):
         _keys_of(path)
+
+
+def test_names_of_the_server():
+    assert hosts_of((), "127.0.0.1", False) == LOOPBACK
+    assert hosts_of((), "127.0.0.1", True) == hosts_of((), "0.0.0.0", False) == ()
+    assert hosts_of(("me",), "0.0.0.0", True) == ("me", *LOOPBACK)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ..engine import EngineOptions
     from ..http.limits import Settings
 
+LOOPBACK = ("127.0.0.1", "localhost", "::1", "[::1]")
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 _MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_./-]{0,127}")
 
@@ -71,6 +72,12 @@ def serve(
     allowed_origin: Annotated[
         list[str] | None, typer.Option(help="An origin whose pages may ask, such as https://example.org, or *.")
     ] = None,
+    allowed_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A name that requests may call the server by. Default without keys on this machine: localhost."
+        ),
+    ] = None,
     open_metrics: Annotated[bool, typer.Option("--open-metrics", help="Let /metrics be read without a key.")] = False,
     request_log: Annotated[
         Path | None, typer.Option(help="Append a line of JSON for every request to this file.")
@@ -98,6 +105,7 @@ def serve(
         admin_keys=tuple(admin_key or ()),
         open_metrics=open_metrics,
         allowed_origins=tuple(allowed_origin or ()),
+        allowed_hosts=hosts_of(allowed_host or (), host, bool(keys)),
         limits=Limits(queued=max_queue, queue_seconds=queue_timeout, drain_seconds=drain_timeout),
         request_log=request_log,
         log_prompts=log_prompts,
@@ -136,7 +144,7 @@ def _run(
     from ..models import ServedModel
 
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s %(levelname)s: %(message)s")
-    if host not in ("127.0.0.1", "::1", "localhost") and not settings.api_keys:
+    if host not in LOOPBACK and not settings.api_keys:
         tell(f"{host} can be reached from other machines, and no --api-key protects it")
     listener = listen(host, port)
     opened: dict[str, Any] = {}
@@ -193,6 +201,14 @@ def adapters_of(given: Sequence[str], models: Sequence[str]) -> dict[str | None,
             raise ConfigError(f"--adapter {each}: {own!r} is no name for it, or a model has it")
         result.setdefault(base if colon else names[0], {})[own] = path
     return result
+
+
+def hosts_of(given: Sequence[str], host: str, with_keys: bool) -> tuple[str, ...]:
+    """Names that requests may use; none: any. What only this machine reaches and no key protects answers to its own
+    names."""
+    if given or with_keys or host not in LOOPBACK:
+        return (*given, *LOOPBACK) if given else ()
+    return LOOPBACK
 
 
 def _keys_of(path: Path | None) -> list[str]:

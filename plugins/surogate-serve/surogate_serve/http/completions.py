@@ -69,6 +69,8 @@ class CompletionsRoute:
         prompts = await asyncio.to_thread(
             prompts_of, fields.prompt, tokenizer, "prompt", limits.prompts, add_special_tokens=with_special
         )
+        if len(prompts) * (fields.best_of or fields.choices) > limits.queued:
+            raise Refused(f"prompts times n (or best_of) may be {limits.queued} at most", param="prompt")
         wanted = DEFAULT_TOKENS if fields.max_tokens is None else fields.max_tokens
         rooms = [room(chosen.model, prompt, wanted, "prompt") for prompt in prompts]
         constraint = await constraint_of(chosen.model, None, Prompt(()), fields, (), "none")

@@ -14,14 +14,17 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ..types import Refused
 from . import auth
 from .errors import error_answer, is_anthropic
-from .limits import Settings
+from .limits import Settings, clip
 from .log import Exchange, RequestLog, current
 from .metrics import Metrics
 
 OPEN_PATHS = frozenset({"/health", "/live", "/ready", "/"})
 """What needs no key: probes, which tell no more than a state, and the page, which asks its user for a key."""
+CLIENT_LEFT = 499
+"""The status that logs and figures give to what nobody was there to be answered; it is never sent."""
 ADMIN_PREFIX = "/admin/"
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9_.:-]{1,64}")
+_PORT = re.compile(r":\d+$")
 _READ_ONLY = frozenset({"GET", "HEAD", "OPTIONS"})
 logger = logging.getLogger("surogate.serve")
 
@@ -72,6 +75,7 @@ class Guard:
     def check(self, scope: Scope, exchange: Exchange) -> None:
         """Raises `Refused` for a request that may not be made, or not now."""
         path, headers = scope["path"], scope["headers"]
+        self._check_host(headers)
         probe = path in OPEN_PATHS and scope["method"] in ("GET", "HEAD")
         if path.startswith(ADMIN_PREFIX):
             if not self._admin_keys:
@@ -88,6 +92,18 @@ class Guard:
                 raise auth.refusal(headers)
         if self.draining and not probe and path != "/metrics":
             raise Refused("the server is shutting down", 503, "shutting_down", retry_after=5)
+
+    def _check_host(self, headers: Sequence[tuple[bytes, bytes]]) -> None:
+        """A page of the internet may let its own name mean this machine, and would then be let in by the browser."""
+        allowed = self._settings.allowed_hosts
+        if not allowed:
+            return
+        host = next((value for name, value in headers if name == b"host"), b"").decode("latin-1")
+        if host not in allowed and _PORT.sub("", host).lower() not in allowed:
+            raise Refused(
+                f"this server is not called {clip(host)!r}: allow that name when it is started, or give it a key",
+                403, "host_not_allowed",
+            )  # fmt: skip
 
     def origin_of(self, headers: Sequence[tuple[bytes, bytes]]) -> bytes | None:
         """The request's origin where the settings allow it."""
@@ -143,6 +159,7 @@ class _Passage:
             if not handler.done():
                 self._exchange.error = self._exchange.error or "the client left"
                 self._exchange.finish.append("disconnected")
+                self._exchange.status = self._exchange.status or CLIENT_LEFT
                 handler.cancel()
                 await asyncio.wait({handler})
             if not handler.cancelled():
@@ -206,7 +223,7 @@ class _Passage:
         while True:
             message = await self._receive()
             if message["type"] == "http.disconnect":
-                self._exchange.error = "the client left"
+                self._exchange.error, self._exchange.status = "the client left", CLIENT_LEFT
                 return None
             chunks.append(message.get("body", b""))
             size += len(chunks[-1])

@@ -52,6 +52,8 @@ class Settings:
     admin_keys: tuple[str, ...] = ()
     open_metrics: bool = False
     allowed_origins: tuple[str, ...] = ()
+    allowed_hosts: tuple[str, ...] = ()
+    """Names that requests may call this server by, without a port; none: any."""
     limits: Limits = field(default_factory=Limits)
     request_log: Path | None = None
     log_prompts: bool = False

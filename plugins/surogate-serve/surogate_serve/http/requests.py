@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Annotated, Any, NamedTuple, TypeVar
 
 import pydantic
@@ -129,7 +130,13 @@ def model_names(models: Mapping[str, Any]) -> list[str]:
 
 def parser_of(model: Any, settings: Settings) -> Any:
     """The parser that answers of this model are read with."""
-    return model.parser if settings.parser is None else model.parser_named(settings.parser)
+    return model.parser if settings.parser is None else _parser_named(model, settings.parser)
+
+
+@lru_cache(maxsize=64)
+def _parser_named(model: Any, name: str) -> Any:
+    """Made once: its tables are as large as the format."""
+    return model.parser_named(name)
 
 
 def stop_strings(stop: str | Sequence[str] | None, limits: Limits) -> tuple[str, ...]:

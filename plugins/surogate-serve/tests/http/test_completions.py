@@ -105,6 +105,7 @@ def test_what_completions_refuse(server):
         ({"prompt": [-1]}, 400, "prompt[0]"),
         ({"prompt": [True]}, 400, "prompt[0]"),
         ({"prompt": ["x"] * 1025}, 400, "prompt"),
+        ({"prompt": ["x"] * 100, "n": 20}, 400, "prompt"),
         ({"prompt": "x", "logprobs": 21}, 400, "logprobs"),
         ({"prompt": "x", "n": 129}, 400, "n"),
         ({"prompt": "x", "max_tokens": -1}, 400, "max_tokens"),

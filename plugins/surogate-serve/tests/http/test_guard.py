@@ -249,6 +249,18 @@ def test_cors_is_off_unless_an_origin_is_allowed(serve):
     assert other.status_code == 401 and "access-control-allow-origin" not in other.headers
 
 
+def test_names_that_the_server_is_not_called_by(serve):
+    server = serve(allowed_hosts=("127.0.0.1", "localhost", "[::1]"))
+    for host, status in (
+        ("localhost", 200),
+        ("127.0.0.1:99", 200),
+        ("[::1]:8000", 200),
+        ("evil.example", 403),
+        ("", 403),
+    ):
+        assert httpx.get(server.url + "/v1/models", headers={"host": host}).status_code == status
+
+
 # -- clients that leave, queues ----------------------------------------------------------------------------------------
 
 
@@ -357,6 +369,7 @@ def test_metrics(server):
     post(server, CHAT | {"n": 2})
     post(server, {"model": "fake"})
     httpx.get(server.url + "/made/up")
+    wait_for(lambda: 'route="other",status="404"' in httpx.get(server.url + "/metrics").text)
     text = httpx.get(server.url + "/metrics").text
     for line in (
         'surogate_prompt_tokens_total{model_name="fake"}',
@@ -381,7 +394,7 @@ def test_request_log(serve, tmp_path):
     post(server, CHAT | {"stream": True}, headers=headers)
     post(server, CHAT | {"temperature": 9}, headers=headers)
     post(server, CHAT)
-    server.app.log.close()
+    wait_for(lambda: path.read_text().count("\n") == 3)  # a line is written once its answer was sent
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert [line["status"] for line in lines] == [200, 400, 401]
     first = lines[0]
@@ -399,7 +412,7 @@ def test_request_log(serve, tmp_path):
 def test_request_log_with_prompts(serve, tmp_path):
     server = serve(request_log=tmp_path / "log", log_prompts=True)
     post(server, CHAT)
-    server.app.log.close()
+    wait_for(lambda: (tmp_path / "log").read_text().endswith("\n"))
     assert json.loads((tmp_path / "log").read_text())["request"] == CHAT
 
 
