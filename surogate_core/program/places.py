@@ -31,6 +31,7 @@ class Places:
         self._shape = shape
         self.inside: dict[Key, tuple[Key, int]] = {}
         self.holds: dict[Key, list[Key]] = {}
+        self._settled: dict[Key, tuple[Key, int]] = {}
 
     def put(self, key: Key, wider: Key, column: int) -> None:
         """Lays ``key`` into columns of ``wider``. ValueError when it already lies somewhere else."""
@@ -41,6 +42,8 @@ class Places:
 
     def at(self, key: Key) -> tuple[Key, int]:
         """Root and first column."""
+        if key in self._settled:
+            return self._settled[key]
         column = 0
         while key in self.inside:
             key, offset = self.inside[key]
@@ -84,6 +87,7 @@ class Places:
                 taken.append(call.outputs[0])
         for key in taken:
             self._give_back(key)
+        self._settled = {key: self.at(key) for key in self._use}
 
     def _take(self, key: Key, donor: Key) -> None:
         self._occupants[self.at(key)[0]].remove(key)

@@ -84,8 +84,9 @@ class Program:
 
     def tensor(self, name: str) -> TensorEntry:
         """The tensor of that name. KeyError where there is none."""
-        if len(self._by_name) != len(self.tensors):
-            self._by_name = {t.name: t for t in self.tensors}
+        if len(self._by_name) > len(self.tensors):
+            self._by_name.clear()
+        self._by_name.update((t.name, t) for t in self.tensors[len(self._by_name):])
         return self._by_name[name]
 
     def external(self) -> list[Storage]:
