@@ -61,6 +61,8 @@ class Tools:
     tools: Sequence[Mapping[str, Any]]
     required: bool = True
     parallel: bool = True
+    otherwise: JsonSchema | JsonObject | Regex | Choice | None = None
+    """With ``required``: what an answer without calls is held to."""
 
 
 Constraint = JsonSchema | JsonObject | Regex | Choice | Tools
@@ -156,7 +158,13 @@ def _tools(constraint: Tools, param: str, parser: Parser | None) -> str:
         schema = json.loads(json_schema({"type": "object", **parameters}, param, lenient=not is_strict))
         bodies.append(parser.format.call.grammar(function["name"], schema, parser.terminal))
     rules = "\n".join(f"call_{i}: {body}" for i, body in enumerate(bodies))
-    form = _forced(parser, constraint.parallel) if constraint.required else _free(parser, constraint.parallel)
+    if constraint.otherwise is not None:
+        answer = lark(constraint.otherwise, param).removeprefix("start: ")
+        form = f"{_forced(parser, constraint.parallel, ' | answer')}\nanswer: {answer}"
+    elif constraint.required:
+        form = _forced(parser, constraint.parallel)
+    else:
+        form = _free(parser, constraint.parallel)
     return f'{form}\nbody: {" | ".join(f"call_{i}" for i in range(len(bodies)))}\n{rules}\nNEWLINE: "\\n"\n'
 
 

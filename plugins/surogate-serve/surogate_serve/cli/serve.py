@@ -44,7 +44,7 @@ def serve(
         list[str] | None,
         typer.Option(metavar="NAME=PATH", help="A LoRA adapter of the first model; of another: MODEL:NAME=PATH."),
     ] = None,
-    backend: Annotated[str, typer.Option(help="What computes: cpu, cuda.")] = "cpu",
+    backend: Annotated[str, typer.Option(help="What computes: cpu, cuda. auto: the GPU where there is one.")] = "auto",
     device: Annotated[int, typer.Option(min=0, help="Which device of the backend.")] = 0,
     recipe: Annotated[str, typer.Option(help="The precision recipe.")] = "bf16",
     threads: Annotated[int | None, typer.Option(min=1, help="Threads. Default: one for each core.")] = None,
@@ -113,7 +113,7 @@ def serve(
     )
     options = EngineOptions(
         recipe=recipe,
-        backend=backend,
+        backend=backend_of(backend, device),
         device=device,
         threads=threads,
         context=context,
@@ -201,6 +201,24 @@ def adapters_of(given: Sequence[str], models: Sequence[str]) -> dict[str | None,
             raise ConfigError(f"--adapter {each}: {own!r} is no name for it, or a model has it")
         result.setdefault(base if colon else names[0], {})[own] = path
     return result
+
+
+def backend_of(name: str, device: int) -> str:
+    """A backend that this machine can use. Raises `ConfigError`."""
+    from surogate_core.plugins.manager import get_manager
+    from surogate_core.train.machine import device_info
+
+    backends = get_manager().backends
+    if name == "auto":
+        usable = (each for each in backends if each != "cpu" and backends[each].unavailable() is None)
+        name = next(usable, "cpu")
+    elif reason := backends[name].unavailable():
+        raise ConfigError(f"backend {name!r} cannot be used here: {reason}", "Leave --backend out.")
+    if name != "cpu":
+        device_info(name, device)
+    elif device:
+        raise ConfigError(f"--device {device}: the cpu is one device", "Leave --device out.")
+    return name
 
 
 def hosts_of(given: Sequence[str], host: str, with_keys: bool) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ class Constraint(NamedTuple):
     grammar: Any = None
 
 
-Wanted = JsonSchema | JsonObject | Regex | Choice | Tools
+Form = JsonSchema | JsonObject | Regex | Choice
 Definitions = list[dict[str, Any]]
 
 
@@ -76,11 +76,8 @@ async def constraint_of(
     called = _calls(parser, fields, tools, tool_choice)
     if called is not None and called.required:
         wanted, param = called, "tool_choice"
-    elif wanted is not None and tools:
-        message = (
-            f"{param} together with tools that may be called is not supported: set tool_choice to none or required"
-        )
-        raise Refused(message, 501, "unsupported", param)
+    elif wanted is not None and _may_call(parser, tools, tool_choice):
+        wanted = Tools(tools, True, fields.parallel_tool_calls is not False, otherwise=wanted)
     elif called is not None:
         wanted, param = called, "tools"
     if wanted is None:
@@ -98,12 +95,16 @@ def _calls(parser: Any, fields: Any, tools: Sequence[Mapping[str, Any]], tool_ch
     if isinstance(tool_choice, Mapping):
         return Tools(tools, True, False)
     strict = any(tool["function"].get("strict") for tool in tools)
-    if strict and parser.format.call is not None:
+    if strict and _may_call(parser, tools, tool_choice):
         return Tools(tools, False, parallel)
     return None
 
 
-def _format_of(given: Mapping[str, Any] | None) -> Wanted | None:
+def _may_call(parser: Any, tools: Sequence[Mapping[str, Any]], tool_choice: Any) -> bool:
+    return bool(tools) and tool_choice != "none" and parser is not None and parser.format.call is not None
+
+
+def _format_of(given: Mapping[str, Any] | None) -> Form | None:
     """Of `response_format`."""
     kind = "text" if given is None else given.get("type")
     if kind == "text":
@@ -120,7 +121,7 @@ def _format_of(given: Mapping[str, Any] | None) -> Wanted | None:
     return JsonObject() if schema is None else JsonSchema(schema)
 
 
-def _structured(given: Mapping[str, Any]) -> Wanted:
+def _structured(given: Mapping[str, Any]) -> Form:
     """Of `structured_outputs`, which other servers of open models have: one of json, json_object, regex and choice."""
     kinds = [kind for kind in ("json", "json_object", "regex", "choice") if given.get(kind) is not None]
     if len(kinds) != 1:

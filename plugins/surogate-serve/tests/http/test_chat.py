@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 
 import httpx
 import openai
@@ -246,6 +247,7 @@ def test_forms_of_answers_become_grammars(server):
         {"tools": TOOLS, "tool_choice": "required"},
         {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "weather"}}},
         {"tools": strict},
+        {"tools": TOOLS, "response_format": {"type": "json_object"}},
     ]
     for form in forms:
         answer = httpx.post(server.url + "/v1/chat/completions", json={"model": "fake", "messages": HI} | form)
@@ -301,3 +303,23 @@ def test_client_parses_into_a_class(server):
     assert reply.choices[0].message.parsed == Town(name="Paris")
     with pytest.raises(openai.LengthFinishReasonError):
         client(server).chat.completions.parse(model="fake", messages=HI, response_format=Town, max_tokens=1)
+
+
+def test_calls_or_a_form(server):
+    body = {"model": "fake", "messages": HI, "tools": TOOLS, "response_format": {"type": "json_object"}}
+    assert httpx.post(server.url + "/v1/chat/completions", json=body).status_code == 200
+    model = server.model
+
+    def follows(text):
+        (handle,) = model.grammars.open(model.seen[-1].grammar)
+        parts = re.split("(<tool_call>|</tool_call>)", text)
+        ids = [
+            t
+            for p in parts
+            for t in ([model.tokenizer.added_tokens[p]] if "tool_call" in p else [256 + b for b in p.encode()])
+        ]
+        return all(model.grammars.accept([handle], [token]) != [-1] for token in ids)
+
+    assert follows('{"a": 1}')
+    assert follows('<tool_call>\n{"name": "weather", "arguments": {}}\n</tool_call>')
+    assert not follows("Hello") and not follows('<tool_call>\n{"name": "other"')
