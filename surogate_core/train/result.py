@@ -8,10 +8,9 @@ from ..passes.lora import adapter_names
 from ..weights.export import write_hf
 from ..weights.peft_adapter import Adapter, LoraPair, write_adapter
 from ..weights.tensor import StoredTensor
+from . import ADAPTER_FOLDER, MODEL_FOLDER
 from .prepare import Prepared
 from .session import TrainSession
-
-ADAPTER_FOLDER, MODEL_FOLDER = "adapter", "model"
 
 
 def save_result(prepared: Prepared, session: TrainSession, folder: Path) -> Path:

@@ -16,10 +16,9 @@ import numpy as np
 from surogate_core.data.template import load_template
 from surogate_core.engine.serving import Loop, Refusal
 from surogate_core.errors import WeightError
-from surogate_core.generate import installed_families
 from surogate_core.model import LoadedModel
 from surogate_core.plugins.manager import get_manager
-from surogate_core.train.result import ADAPTER_FOLDER, MODEL_FOLDER
+from surogate_core.train import ADAPTER_FOLDER, MODEL_FOLDER
 from surogate_core.weights.files import read_json
 from surogate_core.weights.peft_adapter import CONFIG_NAME
 
@@ -73,7 +72,9 @@ class ServedModel:
     ) -> ServedModel:
         """path: a Hugging Face folder, a GGUF file, or a run's folder. name: as requests call it; None: the path's last part."""
         place = ModelPath.of(path)
-        model = LoadedModel.open(place.base, installed_families())
+        manager = get_manager()
+        manager.load_kernels()
+        model = LoadedModel.open(place.base, manager.families.values())
         return cls(name or place.name, model, options, {**place.adapters, **(adapters or {})})
 
     # -- asking --------------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -213,3 +214,25 @@ def test_less_memory_means_fewer_sequences_and_a_shorter_context(tiny):
         model.close()
     with pytest.raises(ConfigError):
         ServedModel.open(tiny, options=EngineOptions(max_sequences=16, kv_memory=9 * 4096))
+
+
+def test_bits_do_not_depend_on_batch_and_cache(tiny):
+    """In bf16 and with sampling, where every rounding shows sooner or later."""
+    options = replace(OPTIONS, recipe="bf16", batch_invariant=True)
+    model = ServedModel.open(tiny, "tiny", options)
+    sampling = Sampling(temperature=1.5, seed=11)
+    generations = [Generation(p, max_tokens=30, sampling=sampling, ignore_eos=True, logprobs=1) for p in prompts(9, seed=2)]
+
+    async def together() -> list[list[Delta]]:
+        return await asyncio.gather(*(all_of(model, each) for each in generations))
+
+    def told(deltas: list[Delta]) -> list[tuple[int, float]]:
+        return [(one.token, one.logprob) for delta in deltas for one in delta.logprobs or ()]
+
+    try:
+        alone = [told(asyncio.run(all_of(model, replace(each, cache_salt=str(i))))) for i, each in enumerate(generations)]
+        batch, warm = asyncio.run(together()), asyncio.run(together())
+        assert max(delta.cached_tokens for deltas in warm for delta in deltas) > 0
+        assert [told(each) for each in batch] == alone and [told(each) for each in warm] == alone
+    finally:
+        model.close()

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import shutil
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from surogate_core.export import export
 from surogate_core.generate import Decoder, installed_families
 from surogate_core.model import AppliedAdapter, FrozenWeights, LoadedModel
 from surogate_core.passes import RECIPES
@@ -144,8 +148,6 @@ def test_what_does_not_fit_is_refused_and_the_old_one_stays(served, tiny, adapte
 
 
 def test_there_are_limits_and_models_without(tiny, adapter):
-    from dataclasses import replace
-
     small = ServedModel.open(tiny, "tiny", replace(OPTIONS, adapter_memory=5000))
     without = ServedModel.open(tiny, "tiny", replace(OPTIONS, adapter_slots=0))
     try:
@@ -159,9 +161,6 @@ def test_there_are_limits_and_models_without(tiny, adapter):
 
 
 def test_a_run_with_an_adapter_is_its_base_and_the_adapter(tiny, adapter, tmp_path):
-    import json
-    import shutil
-
     run = tmp_path / "run"
     shutil.copytree(adapter(1), run / "adapter")
     config = json.loads((run / "adapter" / "adapter_config.json").read_text())
@@ -172,5 +171,16 @@ def test_a_run_with_an_adapter_is_its_base_and_the_adapter(tiny, adapter, tmp_pa
         assert (model.name, model.adapters) == ("model", ["run"])
         assert asyncio.run(answer(model, "run")) == expected(tiny, adapter(1))
         assert np.isfinite(asyncio.run(model.embed([[1]]))).all()
+    finally:
+        model.close()
+
+
+@pytest.mark.parametrize("dtype", ["q8_0", "q4_1"])
+def test_adapters_over_quantised_weights(tiny, adapter, tmp_path, dtype):
+    export(tiny, tmp_path / "tiny.gguf", dtype)
+    model = ServedModel.open(tmp_path / "tiny.gguf", options=OPTIONS, adapters={"it": adapter(1)})
+    try:
+        assert asyncio.run(answer(model, "it")) == expected(tmp_path / "tiny.gguf", adapter(1))
+        assert asyncio.run(answer(model, None)) == expected(tmp_path / "tiny.gguf", None)
     finally:
         model.close()

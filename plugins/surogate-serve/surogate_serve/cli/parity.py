@@ -10,6 +10,9 @@ import typer
 from surogate_core.cli.options import model_path
 from surogate_core.errors import ConfigError
 
+KV_MEMORY = 512 << 20
+"""Bytes: a device must also hold the trainer's copy of the weights."""
+
 
 def parity(
     model: Annotated[str, typer.Argument(help="A Hugging Face folder, a .gguf file, a run's folder, or: default.")],
@@ -40,7 +43,7 @@ def parity(
     if adapter is None and place.adapters:
         (adapter,) = place.adapters.values()
     options = EngineOptions(
-        recipe=recipe, backend=backend, device=device, threads=threads, max_sequences=8, context=None,
+        recipe=recipe, backend=backend, device=device, threads=threads, max_sequences=8, kv_memory=KV_MEMORY,
         batch_invariant=batch_invariant,
     )
     rows = compare(place.base, adapter, False if no_gguf else gguf or True, options, tokens)

@@ -66,6 +66,10 @@ def serve(
     ] = None,
     adapter_slots: Annotated[int, typer.Option(min=0, help="Adapters that one step can use. 0: no adapters.")] = 4,
     adapter_rank: Annotated[int, typer.Option(min=1, help="The largest rank that an adapter may have.")] = 16,
+    batch_invariant: Annotated[
+        bool,
+        typer.Option("--batch-invariant", help="Answers have the same bits whatever else is computed; slower. CPU only."),
+    ] = False,
     parser: Annotated[
         str | None, typer.Option(help="How answers are read (see `surogate plugins`). Default: by the chat template.")
     ] = None,
@@ -122,6 +126,7 @@ def serve(
         token_budget=token_budget,
         adapter_slots=adapter_slots,
         adapter_rank=adapter_rank,
+        batch_invariant=batch_invariant,
     )
     code = _run(named_models(models), adapters_of(adapter or (), models), options, settings, host, port)
     raise typer.Exit(code)
