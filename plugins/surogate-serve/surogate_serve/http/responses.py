@@ -182,22 +182,23 @@ class ResponsesRoute:
         return _json(stored.response)
 
     async def delete(self, request: Request, number: str) -> Response:
-        self._of(request, number)
-        if (task := self._running.get(number)) is not None:
+        made = self._of(request, number).response["id"]
+        if (task := self._running.get(made)) is not None:
             task.cancel()
-        self._store.delete(exchange_of(request).key, number)
-        return _json({"id": number, "object": "response", "deleted": True})
+        self._store.delete(exchange_of(request).key, made)
+        return _json({"id": made, "object": "response", "deleted": True})
 
     async def cancel(self, request: Request, number: str) -> Response:
         stored = self._of(request, number)
         if not stored.response["background"]:
             raise Refused("only responses with `background` can be cancelled", param="response_id")
-        if (task := self._running.get(number)) is not None:
+        made = stored.response["id"]
+        if (task := self._running.get(made)) is not None:
             task.cancel()
             await asyncio.wait({task}, timeout=10)
             if stored.response["status"] == "queued":  # cancelled before it ran at all
                 stored.response["status"] = "cancelled"
-                self._running.pop(number, None)
+                self._running.pop(made, None)
         return _json(stored.response)
 
     async def input_items(self, request: Request, number: str) -> Response:
@@ -220,9 +221,10 @@ class ResponsesRoute:
         return _json({"object": "list", "data": page, "first_id": first, "last_id": last, "has_more": more})
 
     def _of(self, request: Request, number: str) -> Stored:
+        """number: an id without its `resp_`."""
         exchange = exchange_of(request)
         exchange.route = "/v1/responses/{id}"
-        return self._store.get(exchange.key, number)
+        return self._store.get(exchange.key, f"resp_{number}")
 
 
 def _check_supported(fields: ResponsesRequest) -> None:
@@ -298,7 +300,7 @@ def _json(body: dict[str, Any]) -> Response:
 def router(models: Mapping[str, Any], settings: Settings) -> APIRouter:
     """The routes of this module."""
     routes, route = APIRouter(tags=["OpenAI"]), ResponsesRoute(models, settings)
-    one = "/v1/responses/{number}"
+    one = "/v1/responses/resp_{number}"  # so that input_tokens is no response's id
     for path, endpoint, text in (
         ("/v1/responses", route.create, "A response"),
         ("/v1/responses/input_tokens", route.input_tokens, "How many tokens a request's input has"),
