@@ -129,7 +129,7 @@ class Loop:
         """blocks (total, free, cached, used, evictions), running, waiting (sequences), requests (taken), finished (choices
         by reason), prompt_tokens, cached_tokens, generated_tokens, discarded_tokens (sampled past an end), steps,
         step_tokens, padded_tokens, failures, preemptions, cache_queries and cache_hits (tokens), seconds (planning,
-        launching, waiting, reading), alive, dead (why, or None)."""
+        launching, reading: of the thread's processor; waiting: for the device), alive, dead (why, or None)."""
         return self._loop.stats()
 
     def uses(self, adapter_slot: int) -> int:

@@ -39,6 +39,7 @@ def test_every_script_is_run_here():
     assert scripts == {
         "train_cpu.py", "decode_cpu.py", "ceilings_cpu.py", "rounds.py", "kernels_cuda.py", "loss_curve_cuda.py",
         "optimizer_cuda.py", "head_cuda.py", "peers_cuda.py", "serve_parts.py",
+        "serve_loop.py",
     }
 
 
@@ -78,6 +79,12 @@ def test_parts_of_serving():
     (row,) = rows(start("serve_parts.py", "--reps", "1"))
     assert row["bench"] == "serve-parts"
     assert all(0 < nanoseconds < 10_000 for nanoseconds in row["metrics"].values())
+
+
+def test_the_serving_loop():
+    found = rows(start("serve_loop.py", "--steps", "50", "--places", "1", "8"))
+    assert [row["sequences"] for row in found] == [1, 8]
+    assert all(0 < row["metrics"]["total"] < 10_000 for row in found)
 
 
 def test_ceilings():

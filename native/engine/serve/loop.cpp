@@ -1,5 +1,7 @@
 #include "serve/loop.h"
 
+#include <time.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -12,6 +14,13 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
+
+// Of a processor, for this thread: what others did in the meantime does not count.
+double processor_seconds() {
+  timespec now{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+}
 
 // The longest wait that a clock can add to its own time.
 std::chrono::duration<double> capped(double seconds) { return std::chrono::duration<double>(std::clamp(seconds, 0.0, 1e8)); }
@@ -246,9 +255,9 @@ bool Loop::take_commands() {
 void Loop::turn() {
   if (flying_ > 0 && must_read_first()) collect();
   Flight &next = flights_[oldest_ ^ (flying_ & 1)];
-  const auto begin = Clock::now();
+  const double begin = processor_seconds();
   scheduler_.plan(next.step);
-  counted_.planning_seconds += seconds_since(begin);
+  counted_.planning_seconds += processor_seconds() - begin;
   const bool something = !next.step.chunks.empty();
   if (something) {
     launch(next);
@@ -259,7 +268,7 @@ void Loop::turn() {
 }
 
 void Loop::launch(Flight &flight) {
-  const auto begin = Clock::now();
+  const double begin = processor_seconds();
   Step &step = flight.step;
   counted_.steps += 1;
   counted_.step_tokens += step.tokens;
@@ -278,7 +287,7 @@ void Loop::launch(Flight &flight) {
     }
   }
   masked_chunks_.clear();
-  counted_.launching_seconds += seconds_since(begin);
+  counted_.launching_seconds += processor_seconds() - begin;
 }
 
 // What a grammar allows follows from the token before, which must be known.
@@ -342,7 +351,7 @@ void Loop::collect() {
     return;
   }
   counted_.waiting_seconds += seconds_since(begin);
-  const auto read = Clock::now();
+  const double read = processor_seconds();
   failures_in_row_ = 0;
   judge(flight.step, results);
   size_t next = 0;
@@ -351,7 +360,7 @@ void Loop::collect() {
     read_chunk(chunk, results, judged ? verdicts_[next++] : Verdict::kGoesOn);
   }
   flight.step.clear();
-  counted_.reading_seconds += seconds_since(read);
+  counted_.reading_seconds += processor_seconds() - read;
 }
 
 // Asks about the tokens of choices with a grammar, all at once.

@@ -38,6 +38,7 @@ struct Stats {
   int64_t prompt_tokens = 0, cached_tokens = 0, generated_tokens = 0;
   int64_t steps = 0, step_tokens = 0, padded_tokens = 0, failures = 0, preemptions = 0, discarded_tokens = 0;
   int64_t cache_queries = 0, cache_hits = 0;
+  // Of the thread's processor, but for the waiting, which is for a device.
   double planning_seconds = 0, launching_seconds = 0, waiting_seconds = 0, reading_seconds = 0;
   bool alive = false;
   std::string dead;  // why the loop ended, or ""
