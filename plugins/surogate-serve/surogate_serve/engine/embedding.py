@@ -21,9 +21,6 @@ from .runtime import Runtime
 Pooling = Literal["mean", "last"]
 SMALLEST, DOCUMENTS = 64, 64
 """Tokens of the smallest bucket, and documents of a run at most."""
-FULL = 2048
-"""Tokens of a run, unless one document is longer."""
-
 
 @dataclass
 class _Bucket:
@@ -48,8 +45,9 @@ class Embedder:
                     f"input {index} has {len(prompt)} tokens; this model takes 1 to {self._runtime.context}", 400,
                     "context_length_exceeded", "input", n_prompt_tokens=len(prompt), n_ctx=self._runtime.context,
                 )
+        full = self._runtime.token_budget  # so that answers, which wait meanwhile, wait no longer than for a prompt
         with self._lock:
-            parts = [self._run([prompts[i] for i in group], pooling) for group in _groups(prompts)]
+            parts = [self._run([prompts[i] for i in group], pooling) for group in _groups(prompts, full)]
         return np.concatenate(parts) if parts else np.zeros((0, 0), np.float32)
 
     def _run(self, prompts: Sequence[Sequence[int]], pooling: Pooling) -> np.ndarray:
@@ -102,11 +100,11 @@ class Embedder:
         return _Bucket(session, hidden)
 
 
-def _groups(prompts: Sequence[Sequence[int]]) -> Iterator[range]:
-    """Neighbours that are run together."""
+def _groups(prompts: Sequence[Sequence[int]], full: int) -> Iterator[range]:
+    """Neighbours that are run together: up to ``full`` tokens, unless one by itself is longer."""
     start = tokens = 0
     for index, prompt in enumerate(prompts):
-        if index > start and (tokens + len(prompt) > FULL or index - start == DOCUMENTS):
+        if index > start and (tokens + len(prompt) > full or index - start == DOCUMENTS):
             yield range(start, index)
             start, tokens = index, 0
         tokens += len(prompt)

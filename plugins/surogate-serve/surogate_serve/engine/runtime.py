@@ -58,7 +58,7 @@ class Runtime:
     def open(self) -> Iterator[Opened]:
         """Opens the sessions, those without adapters first, the largest of each kind first."""
         for kind, graph in enumerate(self._graphs):
-            buckets = sizes.buckets(self.options, self.context, few_rows=kind == 0)
+            buckets = sizes.buckets(self.options, self.context, plain=kind == 0)
             shapes = [self._shape(self.options, bucket, self.blocks) for bucket in buckets]
             programs = serving_programs(graph, self.recipe, self.weights.dtypes(graph), shapes, BLOCK_SIZE, self._prefetch)
             for bucket, program in zip(buckets, programs, strict=True):

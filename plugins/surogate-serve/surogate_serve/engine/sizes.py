@@ -15,6 +15,8 @@ TOKEN_BUDGET = {"cpu": 512, "cuda": 4096}
 SMALLEST_CHUNK = {"cpu": 32, "cuda": 64}
 FEW_ROWS = 8
 """Rows of the buckets that take a prompt by itself; a whole batch's logits would cost more than the prompt does."""
+DECODES_BETWEEN = (3, 5, 6, 7, 10, 12)
+"""Tokens of steps that only decode, beside the powers of two."""
 SMALL_CHUNK = 512
 """Up to so many tokens there is a bucket of few rows."""
 
@@ -46,15 +48,20 @@ def token_budget(options: EngineOptions, context: int) -> int:
     return max(min(budget, _power_from(context)), places(options))
 
 
-def buckets(options: EngineOptions, context: int, few_rows: bool = True) -> list[Bucket]:
-    """The largest first, as sessions on a queue want to be opened. few_rows: also those for a prompt by itself."""
+def buckets(options: EngineOptions, context: int, plain: bool = True) -> list[Bucket]:
+    """The largest first, as sessions on a queue want to be opened. plain: of programs without adapters, which have more sizes:
+    those for a prompt by itself, and on the CPU, where padding takes as long as tokens do, some between the powers of two."""
     most, budget = places(options), token_budget(options, context)
-    found = {Bucket(min(count, most), min(count, most), True) for count in _powers(1, most)}
+    between = plain and options.backend == "cpu"
+    decodes = _powers(1, most) + [count for count in DECODES_BETWEEN if between and count < most]
+    found = {Bucket(min(count, most), min(count, most), True) for count in decodes}
     for tokens in _powers(min(SMALLEST_CHUNK.get(options.backend, 64), budget), budget):
         tokens = min(tokens, budget)
         found.add(Bucket(tokens, min(most, tokens), False))
-        if few_rows and tokens <= SMALL_CHUNK and most > FEW_ROWS:
+        if plain and tokens <= SMALL_CHUNK and most > FEW_ROWS:
             found.add(Bucket(tokens, min(FEW_ROWS, tokens), False))
+        if between and tokens > SMALLEST_CHUNK["cpu"]:
+            found.add(Bucket(tokens // 4 * 3, min(FEW_ROWS, most), False))
     return sorted(found, key=lambda bucket: (bucket.tokens, bucket.rows, bucket.decode), reverse=True)
 
 
