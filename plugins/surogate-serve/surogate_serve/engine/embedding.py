@@ -22,6 +22,7 @@ Pooling = Literal["mean", "last"]
 SMALLEST, DOCUMENTS = 64, 64
 """Tokens of the smallest bucket, and documents of a run at most."""
 
+
 @dataclass
 class _Bucket:
     session: engine.Session
