@@ -1,5 +1,5 @@
-"""linear for a few tokens on CUDA, beyond the op's samples: sizes that fill tiles and sizes that don't, rows apart, every
-kind of bias, and that a token's bits don't depend on how many others there are."""
+"""linear for a few tokens on CUDA, beyond the op's samples: sizes that fill tiles and sizes that don't, rows apart,
+every kind of bias, and that a token's bits don't depend on how many others there are."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ class Product:
     def _matrix(values: np.ndarray, dtype: str, columns: int):
         memory = quantize(np.ascontiguousarray(values, np.float32), dtype)
         view = memory if columns == values.shape[1] else memory[:, :columns]
-        return (view, dtype, (values.shape[0], columns)), dequantize(np.ascontiguousarray(view), dtype).astype(np.float64)
+        stored = dequantize(np.ascontiguousarray(view), dtype).astype(np.float64)
+        return (view, dtype, (values.shape[0], columns)), stored
 
     def run(self, kernel: str, tokens: int | None = None) -> np.ndarray:
         """The results of the first ``tokens``; those of a row's gap must still be NaN."""

@@ -26,7 +26,8 @@ inline bool read_few(const sg_call *call, FewProblem *problem) {
   if (!x || !weight || !y || x->rank != 2 || weight->rank != 2 || y->rank != 2) return false;
   if (x->dtype != SG_BF16 || !is_activation(y) || !has_dense_rows(x) || !has_dense_rows(y)) return false;
   const int64_t tokens = x->shape[0], n = weight->shape[0], k = weight->shape[1];
-  if (tokens > kMostFewTokens || k >= INT32_MAX - 4096 || x->shape[1] != k || y->shape[0] != tokens || y->shape[1] != n) return false;
+  if (tokens > kMostFewTokens || k >= INT32_MAX - 4096) return false;
+  if (x->shape[1] != k || y->shape[0] != tokens || y->shape[1] != n) return false;
   if (bias != nullptr) {
     if (bias->rank != 1 || bias->shape[0] != n || !is_dense(bias)) return false;
     if (!is_activation(bias) && bias->dtype != SG_F16) return false;
@@ -57,8 +58,8 @@ __device__ inline float bias_at(const FewProblem &p, int64_t column) {
 // Rows [first, first + rows) of the weight: their results are the sums over warps, in order, of
 // partial[warp][row * kFewStride + token]. Called by all threads, after a barrier.
 template <int rows, class Y>
-__device__ inline void finish_few(const FewProblem &p, int64_t first, const float (&partial)[kFewWarps][rows * kFewStride],
-                                  const Y *addend, Y *y) {
+__device__ inline void finish_few(const FewProblem &p, int64_t first,
+                                  const float (&partial)[kFewWarps][rows * kFewStride], const Y *addend, Y *y) {
   static_assert(rows * kMostFewTokens <= kFewThreads);
   const int row = static_cast<int>(threadIdx.x) % rows, token = static_cast<int>(threadIdx.x) / rows;
   const int64_t column = first + row;

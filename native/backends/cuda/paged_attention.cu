@@ -7,7 +7,9 @@
 // caches that heads share.
 //
 // A sequence, position or cache block outside its table gives a row of NaN; a negative sequence (padding) gives 0.
-#include "vectors.cuh"
+#include "paged_attention.h"
+
+#include "paged_attention.cuh"
 
 namespace sg::cuda {
 namespace {
@@ -15,25 +17,6 @@ namespace {
 constexpr int kThreads = 128;
 constexpr int kKeys = kThreads;  // of a tile
 constexpr int kLanesPerKey = 8;
-
-struct Problem {
-  int heads, group;  // group: query heads of one key-value head
-  int head_dim, value_dim;
-  int64_t q_stride, key_stride, value_stride, o_stride;  // elements from token to token, or from row to row of a cache
-  int64_t sequences, max_blocks, block_size, cache_rows;
-  int64_t window;
-  float scale, softcap;
-};
-
-struct Indices {
-  const int32_t *sequence_ids, *positions, *block_tables;
-};
-
-// The row of the cache that holds a position, or -1.
-__device__ inline int64_t cache_row(const Problem &p, const int32_t *table, int64_t position) {
-  const int64_t row = table[position / p.block_size] * p.block_size + position % p.block_size;
-  return row >= 0 && row < p.cache_rows ? row : -1;
-}
 
 // Maximum over the block; every thread gets it. `scratch` holds a float a warp, and is free for the next call at once.
 __device__ inline float block_max(float value, float *scratch) {
@@ -49,7 +32,7 @@ __device__ inline float block_max(float value, float *scratch) {
 
 // logits[i] of the tile's keys, i < count; NaN for a key that has no row.
 template <bool packed, class C>
-__device__ inline void make_logits(const Problem &p, const float *q, const C *keys, const int64_t *rows, int count,
+__device__ inline void make_logits(const PagedProblem &p, const float *q, const C *keys, const int64_t *rows, int count,
                                    float *logits) {
   const int lane = threadIdx.x % kLanesPerKey;
   for (int first = 0; first < count; first += kThreads / kLanesPerKey) {
@@ -74,7 +57,8 @@ __device__ inline void make_logits(const Problem &p, const float *q, const C *ke
 
 template <bool packed, class T, class C>
 __global__ void __launch_bounds__(kThreads)
-    paged_attention_kernel(Problem p, Indices indices, const T *q, const C *key_cache, const C *value_cache, T *o) {
+    paged_attention_kernel(PagedProblem p, PagedIndices indices, const T *q, const C *key_cache, const C *value_cache,
+                           T *o) {
   extern __shared__ float shared[];
   float *query = shared, *sum = query + p.head_dim;  // sum[d] belongs to thread d % kThreads
   __shared__ float weights[kKeys], scratch[32];
@@ -126,51 +110,13 @@ __global__ void __launch_bounds__(kThreads)
   for (int d = threadIdx.x; d < p.value_dim; d += kThreads) o[d] = from_float<T>(sum[d] / total);
 }
 
-Problem problem_of(const sg_call *call) {
-  const sg_tensor *q = input(call, 0), *k = input(call, 1), *v = input(call, 2), *tables = input(call, 5);
-  Problem p;
-  p.heads = static_cast<int>(q->shape[1]);
-  p.group = static_cast<int>(q->shape[1] / k->shape[1]);
-  p.head_dim = static_cast<int>(q->shape[2]);
-  p.value_dim = static_cast<int>(v->shape[2]);
-  p.q_stride = q->strides[0], p.key_stride = k->strides[0], p.value_stride = v->strides[0];
-  p.o_stride = output(call, 0)->strides[0];
-  p.sequences = tables->shape[0], p.max_blocks = tables->shape[1];
-  p.block_size = attr_int(call, "block_size", 0);
-  p.cache_rows = k->shape[0];
-  p.window = attr_int(call, "window", 0);
-  p.scale = static_cast<float>(attr_float(call, "scale", 0.0));
-  p.softcap = static_cast<float>(attr_float(call, "softcap", 0.0));
-  return p;
-}
-
-// [rows, heads, dim] with dense heads; rows may lie apart.
-bool is_rows_of_heads(const sg_tensor *t) { return t->rank == 3 && is_activation(t) && has_dense_rows(t); }
-bool is_index(const sg_tensor *t, int rank) {
-  return t != nullptr && t->dtype == SG_I32 && t->rank == rank && is_dense(t);
-}
-
-int32_t supports(const sg_call *call) {
-  const sg_tensor *q = input(call, 0), *k = input(call, 1), *v = input(call, 2), *o = output(call, 0);
-  if (!q || !k || !v || !o) return 0;
-  if (!is_rows_of_heads(q) || !is_rows_of_heads(k) || !is_rows_of_heads(v) || !is_rows_of_heads(o)) return 0;
-  if (k->dtype != v->dtype || o->dtype != q->dtype || k->shape[0] < 1 || k->shape[1] < 1) return 0;
-  if (k->shape[0] != v->shape[0] || k->shape[1] != v->shape[1] || k->shape[2] != q->shape[2]) return 0;
-  if (q->shape[1] % k->shape[1] != 0 || q->shape[1] > 65535) return 0;
-  if (q->shape[2] < 1 || v->shape[2] < 1 || q->shape[2] > 4096 || v->shape[2] > 4096) return 0;
-  if (o->shape[0] != q->shape[0] || o->shape[1] != q->shape[1] || o->shape[2] != v->shape[2]) return 0;
-  if (!is_index(input(call, 3), 1) || !is_index(input(call, 4), 1) || !is_index(input(call, 5), 2)) return 0;
-  if (input(call, 3)->shape[0] != q->shape[0] || input(call, 4)->shape[0] != q->shape[0]) return 0;
-  if (attr_int(call, "block_size", 0) < 1 || attr_int(call, "window", 0) < 0) return 0;
-  return q->shape[0] < INT32_MAX && attr_float(call, "scale", 0.0) > 0.0 ? 10 : 0;
-}
+int32_t supports(const sg_call *call) { return paged_supported(call) ? 10 : 0; }
 
 template <class T, class C>
 void launch(const sg_call *call) {
   const sg_tensor *q = input(call, 0), *k = input(call, 1);
-  const Problem p = problem_of(call);
-  const Indices indices{data<const int32_t>(input(call, 3)), data<const int32_t>(input(call, 4)),
-                        data<const int32_t>(input(call, 5))};
+  const PagedProblem p = paged_problem(call);
+  const PagedIndices indices = paged_indices(call);
   const C *keys = data<const C>(k), *values = data<const C>(input(call, 2));
   const dim3 grid(static_cast<unsigned>(q->shape[0]), static_cast<unsigned>(p.heads));
   const size_t shared = static_cast<size_t>(p.head_dim + p.value_dim) * sizeof(float);
@@ -180,7 +126,12 @@ void launch(const sg_call *call) {
                                                    data<T>(output(call, 0)));
 }
 
-int32_t run(const sg_call *call) {
+constexpr sg_kernel kernel = describe_kernel("paged_attention", "cuda", -1, supports, nullptr, run_paged_attention);
+SG_REGISTER_KERNEL(kernel);
+
+}  // namespace
+
+int32_t run_paged_attention(const sg_call *call) {
   if (num_elements(output(call, 0)) == 0) return SG_OK;
   with_type(input(call, 0), [&]<class T>(T) {
     with_type(input(call, 1), [&]<class C>(C) { launch<T, C>(call); });
@@ -188,8 +139,4 @@ int32_t run(const sg_call *call) {
   return launched(call);
 }
 
-constexpr sg_kernel kernel = describe_kernel("paged_attention", "cuda", -1, supports, nullptr, run);
-SG_REGISTER_KERNEL(kernel);
-
-}  // namespace
 }  // namespace sg::cuda

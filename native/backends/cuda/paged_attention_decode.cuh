@@ -1,0 +1,331 @@
+// Tokens of their own, each against its cached keys: what a decoding step asks of paged_attention.
+//
+// A key-value head's keys are read once for all of its query heads. A warp takes 16 keys at a time, straight from
+// memory into the fragments of mma.m16n8k16 without shared memory: keys and the dimensions of values are the rows of the
+// products, query heads the columns. A thread takes 16 neighbouring bytes where the instruction's own layout would have
+// it take 4; queries are read the same way. The next keys are under way while weights are made, the next values while
+// keys are multiplied: 8 KB a warp.
+//
+// The keys of a token are cut into at most kMostSplits splits, whose sums are folded in their order. Where they are cut
+// depends on the position alone, and a fold is the same arithmetic wherever it is done: a token's bits depend on it
+// and on its keys, never on the other tokens of the call. With few tokens the splits are warps all over the device,
+// that leave their sums in the workspace for paged_combine; with many, a block makes all splits of a token and folds
+// them in shared memory.
+#pragma once
+
+#include "attention_common.cuh"
+#include "attention_ptx.cuh"
+#include "paged_attention.cuh"
+#include "paged_attention_ptx.cuh"
+
+namespace sg::cuda {
+
+constexpr int kDecodeWarps = 4, kDecodeThreads = 32 * kDecodeWarps;
+constexpr int kTileKeys = 16;  // that a warp takes at a time; blocks of the cache hold a multiple of them
+constexpr int kMostSplits = 32;
+constexpr int kLeastTiles = 2;  // of a split
+
+// Tokens are told apart within aligned windows of this many: those that go on where the token before them left off, and
+// those that stand alone.
+constexpr int kWindowTokens = 128;
+
+struct LogitFactors {
+  float logit;    // logits in base 2 are this times the product q.k, or times its capped tangent
+  float tangent;  // 0: logits are not capped
+
+  __device__ explicit LogitFactors(const PagedProblem &p)
+      : logit((p.softcap > 0.0f ? p.softcap : p.scale) * kLog2e),
+        tangent(p.softcap > 0.0f ? p.scale / p.softcap : 0.0f) {}
+};
+
+// Whether a token of a sequence has a row in the table for its position.
+__device__ inline bool is_known(const PagedProblem &p, int sequence, int position) {
+  return sequence >= 0 && sequence < p.sequences && position >= 0 && position < p.max_blocks * p.block_size;
+}
+
+// Whether token + 1 goes on where `token` leaves off, within their window. Both are tokens of the call.
+__device__ inline bool goes_on(const PagedProblem &p, const PagedIndices &at, int token) {
+  if ((token + 1) % kWindowTokens == 0) return false;
+  const int sequence = at.sequence_ids[token], position = at.positions[token];
+  const int next_sequence = at.sequence_ids[token + 1], next_position = at.positions[token + 1];
+  return sequence == next_sequence && static_cast<int64_t>(position) + 1 == next_position &&
+         is_known(p, sequence, position) && is_known(p, sequence, next_position);
+}
+
+// Neither padding nor part of a run.
+__device__ inline bool is_alone(const PagedProblem &p, const PagedIndices &at, int tokens, int token) {
+  if (at.sequence_ids[token] < 0) return false;
+  return !(token > 0 && goes_on(p, at, token - 1)) && !(token + 1 < tokens && goes_on(p, at, token));
+}
+
+// How the tiles of 16 keys that a position sees are cut.
+struct KeySplits {
+  int first, position;  // the keys that are seen, both included
+  int begin, end;       // their tiles
+  int tiles, splits;    // tiles of a split
+
+  __device__ KeySplits(const PagedProblem &p, int at) : position(at) {
+    first = p.window > 0 && position >= p.window ? position - static_cast<int>(p.window) + 1 : 0;
+    begin = first / kTileKeys, end = position / kTileKeys + 1;
+    tiles = max(kLeastTiles, (end - begin + kMostSplits - 1) / kMostSplits);
+    splits = (end - begin + tiles - 1) / tiles;
+  }
+};
+
+// What a split leaves of one head: sums of weighted values beside these.
+struct SplitWeights {
+  float peak;   // of the logits, in base 2; weights are relative to it
+  float total;  // of the weights
+};
+
+// Splits added up, in their order, for one element of a head's result.
+struct Fold {
+  float peak = -INFINITY, total = 0.0f;
+
+  // The factors of what is there, and of what comes.
+  __device__ void add(const SplitWeights &split, float *before, float *after) {
+    const float next = fmaxf(peak, split.peak);
+    *before = fast_exp2(peak - next), *after = fast_exp2(split.peak - next);
+    peak = next;
+    total = fmaf(total, *before, split.total * *after);
+  }
+};
+__device__ inline float folded(float sum, float before, float split, float after) {
+  return fmaf(sum, before, split * after);
+}
+
+// One key-value head of the caches, and the table of one sequence.
+struct PagedHead {
+  const bf16 *keys, *values;
+  int64_t key_stride, value_stride;
+  const int32_t *table;
+  int tiles_per_block, cache_tiles;
+
+  // The cache's tile that holds a tile of positions, or -1.
+  __device__ int tile_at(int tile) const {
+    const int block = tiles_per_block == 1 ? tile : tile / tiles_per_block;
+    const int64_t place = static_cast<int64_t>(table[block]) * tiles_per_block + (tile - block * tiles_per_block);
+    return place >= 0 && place < cache_tiles ? static_cast<int>(place) : -1;
+  }
+};
+
+// The operands whose heads it is made of.
+struct PagedTensors {
+  const bf16 *q, *keys, *values;
+  bf16 *o;
+  int tiles_per_block, cache_tiles;
+
+  __device__ PagedHead head(const PagedProblem &p, const PagedIndices &at, int kv_head, int sequence) const {
+    return {keys + static_cast<int64_t>(kv_head) * p.head_dim,
+            values + static_cast<int64_t>(kv_head) * p.value_dim,
+            p.key_stride,
+            p.value_stride,
+            at.block_tables + sequence * p.max_blocks,
+            tiles_per_block,
+            cache_tiles};
+  }
+};
+
+// A warp's part of one token: COLUMNS times 8 query heads of one key-value head, DIM 64 or 128.
+template <int DIM, int COLUMNS>
+struct DecodeWarp {
+  static constexpr int kChunks = DIM / 32;  // of a key: 8 elements a lane
+  static constexpr int kParts = DIM / 64;   // of a value: 8 elements a lane
+  uint4 queries[COLUMNS][kChunks];
+  float sums[kParts][4][COLUMNS][4];
+  float base[COLUMNS][2], total[COLUMNS][2];
+
+  __device__ __forceinline__ void load_queries(const bf16 *q, int heads) {
+    const int lane = lane_index();
+#pragma unroll
+    for (int c = 0; c < COLUMNS; ++c) {
+      const int head = 8 * c + lane / 4;
+#pragma unroll
+      for (int i = 0; i < kChunks; ++i) {
+        queries[c][i] = uint4{};
+        if (head < heads) {
+          queries[c][i] = *reinterpret_cast<const uint4 *>(q + head * DIM + 32 * i + 8 * (lane % 4));
+        }
+      }
+    }
+  }
+
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (int c = 0; c < COLUMNS; ++c) {
+      base[c][0] = base[c][1] = -INFINITY;
+      total[c][0] = total[c][1] = 0.0f;
+#pragma unroll
+      for (int part = 0; part < kParts; ++part) {
+#pragma unroll
+        for (int i = 0; i < 16; ++i) sums[part][i / 4][c][i % 4] = 0.0f;
+      }
+    }
+  }
+
+  // Rows lane / 4 and lane / 4 + 8 of a tile.
+  __device__ static __forceinline__ void load_keys(uint4 (&keys)[kChunks][2], const PagedHead &head, int tile) {
+    const int lane = lane_index();
+    const bf16 *row = head.keys + (static_cast<int64_t>(tile) * kTileKeys + lane / 4) * head.key_stride;
+    row += 8 * (lane % 4);
+#pragma unroll
+    for (int i = 0; i < kChunks; ++i) {
+      keys[i][0] = load_cached(row + 32 * i);
+      keys[i][1] = load_cached(row + 8 * head.key_stride + 32 * i);
+    }
+  }
+
+  // Rows 2 t, 2 t + 1, 2 t + 8 and 2 t + 9, t = lane % 4, of a tile. A row outside [low, high] may never have been
+  // written: the nearest inside stands for it, and gets no weight.
+  __device__ static __forceinline__ void load_values(uint4 (&values)[kParts][4], const PagedHead &head, int tile,
+                                                     int low, int high) {
+    const int lane = lane_index();
+    const bf16 *rows = head.values + static_cast<int64_t>(tile) * kTileKeys * head.value_stride + 8 * (lane / 4);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const bf16 *row = rows + min(max(2 * (lane % 4) + i % 2 + 8 * (i / 2), low), high) * head.value_stride;
+#pragma unroll
+      for (int part = 0; part < kParts; ++part) values[part][i] = load_cached(row + 64 * part);
+    }
+  }
+
+  __device__ __forceinline__ void multiply_keys(float (&logits)[COLUMNS][4], const uint4 (&keys)[kChunks][2]) const {
+#pragma unroll
+    for (int c = 0; c < COLUMNS; ++c) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) logits[c][i] = 0.0f;
+#pragma unroll
+      for (int i = 0; i < kChunks; ++i) {
+        const uint4 low = keys[i][0], high = keys[i][1], query = queries[c][i];
+        multiply_fragments(logits[c], {low.x, high.x, low.y, high.y}, query.x, query.y);
+        multiply_fragments(logits[c], {low.z, high.z, low.w, high.w}, query.z, query.w);
+      }
+    }
+  }
+
+  // Logits of a tile become weights, packed for the product with values; what was summed shrinks where the base moves.
+  // Keys outside [low, high] get none; all are NaN where the tile is not known.
+  __device__ __forceinline__ void make_weights(uint32_t (&weights)[COLUMNS][2], float (&logits)[COLUMNS][4],
+                                               const LogitFactors &factors, bool known, int low, int high) {
+    const int key = lane_index() / 4;
+#pragma unroll
+    for (int c = 0; c < COLUMNS; ++c) {
+      float shrink[2];
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        float peak = -INFINITY;
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          float &logit = logits[c][2 * half + j];
+          if (factors.tangent > 0.0f) logit = fast_tanh(logit * factors.tangent);
+          if (key + 8 * half < low || key + 8 * half > high) logit = -INFINITY;
+          if (!known) logit = not_a_number();
+          peak = fmaxf(peak, logit);
+        }
+        peak = fmaxf(peak, __shfl_xor_sync(0xffffffffu, peak, 4));
+        peak = fmaxf(peak, __shfl_xor_sync(0xffffffffu, peak, 8));
+        peak = fmaxf(peak, __shfl_xor_sync(0xffffffffu, peak, 16));
+        const float next = fmaxf(base[c][j], peak), shift = next * factors.logit;
+        shrink[j] = fast_exp2(fmaf(base[c][j], factors.logit, -shift));
+        base[c][j] = next;
+        float sum = 0.0f;
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          float &logit = logits[c][2 * half + j];
+          logit = fast_exp2(fmaf(logit, factors.logit, -shift));
+          sum += logit;
+        }
+        total[c][j] = fmaf(total[c][j], shrink[j], sum);
+      }
+#pragma unroll
+      for (int part = 0; part < kParts; ++part) {
+#pragma unroll
+        for (int i = 0; i < 16; ++i) sums[part][i / 4][c][i % 4] *= shrink[i % 2];
+      }
+      // Keys by heads, as the logits came, turned into heads by keys.
+      weights[c][0] = transpose_matrix(pack_bf16(logits[c][0], logits[c][1]));
+      weights[c][1] = transpose_matrix(pack_bf16(logits[c][2], logits[c][3]));
+    }
+  }
+
+  // A product of 16 dimensions takes dimensions 8 (lane / 4) + 2 i and the next, of each lane, as its rows lane / 4
+  // and lane / 4 + 8.
+  __device__ __forceinline__ void add_values(const uint4 (&values)[kParts][4], const uint32_t (&weights)[COLUMNS][2]) {
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+      const uint4(&rows)[4] = values[part];
+      add_pairs<0>(part, rows[0].x, rows[1].x, rows[2].x, rows[3].x, weights);
+      add_pairs<1>(part, rows[0].y, rows[1].y, rows[2].y, rows[3].y, weights);
+      add_pairs<2>(part, rows[0].z, rows[1].z, rows[2].z, rows[3].z, weights);
+      add_pairs<3>(part, rows[0].w, rows[1].w, rows[2].w, rows[3].w, weights);
+    }
+  }
+  template <int i>
+  __device__ __forceinline__ void add_pairs(int part, uint32_t a, uint32_t b, uint32_t c, uint32_t d,
+                                            const uint32_t (&weights)[COLUMNS][2]) {
+    const uint32_t rows[4] = {__byte_perm(a, b, 0x5410), __byte_perm(a, b, 0x7632), __byte_perm(c, d, 0x5410),
+                              __byte_perm(c, d, 0x7632)};
+#pragma unroll
+    for (int column = 0; column < COLUMNS; ++column) {
+      multiply_fragments(sums[part][i][column], rows, weights[column][0], weights[column][1]);
+    }
+  }
+
+  // Split `split` of the token's keys.
+  __device__ __forceinline__ void see(const LogitFactors &factors, const PagedHead &head, const KeySplits &cut,
+                                      int split) {
+    const int begin = cut.begin + split * cut.tiles, end = min(begin + cut.tiles, cut.end), lane = lane_index();
+    int mine = 0;  // the cache's tile of every 32nd tile
+    const auto tile_at = [&](int tile) {
+      if ((tile - begin) % 32 == 0) mine = tile + lane < end ? head.tile_at(tile + lane) : -1;
+      return __shfl_sync(0xffffffffu, mine, (tile - begin) % 32);
+    };
+    const auto low_of = [&](int tile) { return max(cut.first - tile * kTileKeys, 0); };
+    const auto high_of = [&](int tile) { return min(cut.position - tile * kTileKeys, kTileKeys - 1); };
+    clear();
+    uint4 keys[kChunks][2], values[kParts][4];
+    int place = tile_at(begin);
+    load_keys(keys, head, max(place, 0));
+    load_values(values, head, max(place, 0), low_of(begin), high_of(begin));
+    for (int tile = begin; tile < end; ++tile) {
+      const bool known = place >= 0;
+      float logits[COLUMNS][4];
+      multiply_keys(logits, keys);
+      if (tile + 1 < end) {
+        place = tile_at(tile + 1);
+        load_keys(keys, head, max(place, 0));
+      }
+      uint32_t weights[COLUMNS][2];
+      make_weights(weights, logits, factors, known, low_of(tile), high_of(tile));
+      add_values(values, weights);
+      if (tile + 1 < end) load_values(values, head, max(place, 0), low_of(tile + 1), high_of(tile + 1));
+    }
+  }
+
+  // sums [heads, DIM] and weights [heads] of the split. 16-byte aligned.
+  __device__ __forceinline__ void leave(float *to, SplitWeights *weights, int heads, const LogitFactors &factors) {
+    const int lane = lane_index();
+#pragma unroll
+    for (int c = 0; c < COLUMNS; ++c) {
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        float all = total[c][j];
+        all += __shfl_xor_sync(0xffffffffu, all, 4);
+        all += __shfl_xor_sync(0xffffffffu, all, 8);
+        all += __shfl_xor_sync(0xffffffffu, all, 16);
+        const int head = 8 * c + 2 * (lane % 4) + j;
+        if (head >= heads) continue;
+        if (lane < 4) weights[head] = {base[c][j] * factors.logit, all};
+        float4 *row = reinterpret_cast<float4 *>(to + head * DIM + 8 * (lane / 4));
+#pragma unroll
+        for (int part = 0; part < kParts; ++part) {
+          const auto &s = sums[part];
+          row[16 * part] = {s[0][c][j], s[0][c][2 + j], s[1][c][j], s[1][c][2 + j]};
+          row[16 * part + 1] = {s[2][c][j], s[2][c][2 + j], s[3][c][j], s[3][c][2 + j]};
+        }
+      }
+    }
+  }
+};
+
+}  // namespace sg::cuda

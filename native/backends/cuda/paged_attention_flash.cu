@@ -1,0 +1,279 @@
+// paged_attention in bf16, heads of 64 or 128. Floor: the cached rows that tokens see, once for every key-value head,
+// or the multiplications of paged_attention_runs.cuh, whichever is more.
+//
+// Which token is what is only known on the device: the kernels of lone tokens (paged_attention_decode.cuh) and of runs
+// (paged_attention_runs.cuh) both look, and each takes its own. Calls of few tokens have the former only. So a token's
+// bits are the same in all calls in which it stands alone, and in all in which it belongs to a run or to none.
+#include "paged_attention.h"
+#include "paged_attention_decode.cuh"
+#include "paged_attention_runs.cuh"
+
+namespace sg::cuda {
+namespace {
+
+constexpr int kMostGroup = 16;       // query heads of a key-value head
+constexpr int kMostTokens = 1 << 24;
+constexpr int kMostLoneTokens = 16;  // of a call whose tokens are all taken as standing alone
+constexpr int kTokenBlocks = 128;    // that share the lone tokens of a call, where it has more tokens
+constexpr int kEnoughBlocks = 512;   // for the device, of one token and key-value head each
+
+// Whether a block makes a whole token of one key-value head. The workspace then holds no splits.
+inline bool makes_whole_tokens(int tokens, int64_t kv_heads) {
+  return tokens > kTokenBlocks || (tokens > kMostLoneTokens && tokens * kv_heads >= kEnoughBlocks);
+}
+
+// Splits of the longest sequence that a table holds, in whole blocks of warps.
+inline unsigned most_splits(const PagedProblem &p) {
+  const int64_t tiles = p.max_blocks * p.block_size / kTileKeys;
+  const int64_t splits = std::min<int64_t>(ceil_div(tiles, kLeastTiles), kMostSplits);
+  return static_cast<unsigned>(std::max<int64_t>(ceil_div(splits, kDecodeWarps), 1) * kDecodeWarps);
+}
+
+// Bytes of a split in shared memory: sums of every head, and their weights.
+__host__ __device__ inline int split_bytes(const PagedProblem &p) {
+  const int bytes = p.group * (p.head_dim * static_cast<int>(sizeof(float)) + static_cast<int>(sizeof(SplitWeights)));
+  return (bytes + 15) / 16 * 16;
+}
+
+inline size_t weights_bytes(const PagedProblem &p, int tokens) {
+  const size_t bytes = static_cast<size_t>(tokens) * p.heads * kMostSplits * sizeof(SplitWeights);
+  return (bytes + 255) / 256 * 256;
+}
+
+// Tokens whose splits are warps: block (kv head, token, four splits).
+template <int DIM, int COLUMNS>
+__global__ void __launch_bounds__(kDecodeThreads, COLUMNS == 1 ? 3 : 2)
+    paged_splits(PagedProblem p, PagedIndices at, PagedTensors t, int tokens, bool has_runs, float *sums,
+                 SplitWeights *weights) {
+  wait_for_kernels_ahead();
+  const int kv_head = blockIdx.x, token = blockIdx.y;
+  const int sequence = at.sequence_ids[token], position = at.positions[token];
+  if (!is_known(p, sequence, position) || (has_runs && !is_alone(p, at, tokens, token))) return;
+  const KeySplits cut(p, position);
+  const int split = static_cast<int>(blockIdx.z) * kDecodeWarps + static_cast<int>(threadIdx.x) / 32;
+  if (split >= cut.splits) return;
+  const LogitFactors factors(p);
+  DecodeWarp<DIM, COLUMNS> warp;
+  warp.load_queries(t.q + token * p.q_stride + kv_head * p.group * DIM, p.group);
+  warp.see(factors, t.head(p, at, kv_head, sequence), cut, split);
+  const int64_t place =
+      ((static_cast<int64_t>(token) * gridDim.x + kv_head) * kMostSplits + split) * p.group;  // of the first head
+  warp.leave(sums + place * DIM, weights + place, p.group, factors);
+}
+
+// What paged_splits left, folded: block (head, token), a thread for each dimension.
+template <int DIM>
+__global__ void __launch_bounds__(DIM)
+    paged_combine(PagedProblem p, PagedIndices at, int tokens, bool has_runs, const float *sums,
+                  const SplitWeights *weights, bf16 *o) {
+  constexpr int kTogether = 8;
+  wait_for_kernels_ahead();
+  const int head = blockIdx.x, token = blockIdx.y, d = threadIdx.x;
+  const int sequence = at.sequence_ids[token], position = at.positions[token];
+  if (has_runs && !is_alone(p, at, tokens, token)) return;
+  bf16 *to = o + token * p.o_stride + head * DIM + d;
+  if (!is_known(p, sequence, position)) {
+    *to = from_float<bf16>(sequence < 0 ? 0.0f : not_a_number());
+    return;
+  }
+  const int splits = KeySplits(p, position).splits;
+  const int64_t place = (static_cast<int64_t>(token) * (p.heads / p.group) + head / p.group) * kMostSplits * p.group +
+                        head % p.group;
+  Fold fold;
+  float sum = 0.0f;
+  for (int first = 0; first < splits; first += kTogether) {
+    SplitWeights of_split[kTogether];
+    float values[kTogether];
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i) {
+      const int64_t from = place + static_cast<int64_t>(min(first + i, splits - 1)) * p.group;
+      of_split[i] = weights[from];
+      values[i] = sums[from * DIM + d];
+    }
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i) {
+      if (first + i < splits) {
+        float before, after;
+        fold.add(of_split[i], &before, &after);
+        sum = folded(sum, before, values[i], after);
+      }
+    }
+  }
+  *to = from_float<bf16>(sum / fold.total);
+}
+
+// The n-th token that stands alone, or -1. By all threads of a block; `counts` is free again when it returns.
+__device__ inline int find_alone(const PagedProblem &p, const PagedIndices &at, int tokens, int n, int *counts) {
+  const int each = (tokens + kDecodeThreads - 1) / kDecodeThreads, thread = static_cast<int>(threadIdx.x);
+  const int begin = min(thread * each, tokens), end = min(begin + each, tokens);
+  int count = 0;
+  for (int token = begin; token < end; ++token) count += is_alone(p, at, tokens, token);
+  if (thread == 0) counts[kDecodeThreads] = -1;
+  counts[thread] = count;
+  __syncthreads();
+  int before = 0;
+  for (int i = 0; i < thread; ++i) before += counts[i];
+  if (before <= n && n < before + count) {
+    int left = n - before, token = begin;
+    while (!is_alone(p, at, tokens, token) || left-- > 0) ++token;
+    counts[kDecodeThreads] = token;
+  }
+  __syncthreads();
+  const int found = counts[kDecodeThreads];
+  __syncthreads();
+  return found;
+}
+
+// A token whose splits are made by one block, four at a time, and folded: sums, of which each thread owns four
+// neighbours out of every 512, stay in registers, what the warps left passes through one of two buffers.
+template <int DIM, int COLUMNS>
+__device__ __forceinline__ void make_token(const PagedProblem &p, const PagedIndices &at, const PagedTensors &t,
+                                           int token, int kv_head, unsigned char *shared) {
+  constexpr int kOwned = 8 * COLUMNS * DIM / (4 * kDecodeThreads);
+  const int warp_index = static_cast<int>(threadIdx.x) / 32, elements = p.group * DIM;
+  const int stride = split_bytes(p);  // from warp to warp
+  const int sequence = at.sequence_ids[token];
+  const KeySplits cut(p, at.positions[token]);
+  const LogitFactors factors(p);
+  const PagedHead head = t.head(p, at, kv_head, sequence);
+  DecodeWarp<DIM, COLUMNS> warp;
+  warp.load_queries(t.q + token * p.q_stride + kv_head * p.group * DIM, p.group);
+  Fold folds[kOwned];
+  float4 sums[kOwned] = {};
+  for (int first = 0; first < cut.splits; first += kDecodeWarps) {
+    unsigned char *const buffer = shared + first / kDecodeWarps % 2 * kDecodeWarps * stride;
+    if (first + warp_index < cut.splits) {
+      warp.see(factors, head, cut, first + warp_index);
+      float *const left = reinterpret_cast<float *>(buffer + warp_index * stride);
+      warp.leave(left, reinterpret_cast<SplitWeights *>(left + elements), p.group, factors);
+    }
+    __syncthreads();
+    for (int i = 0; i < kDecodeWarps && first + i < cut.splits; ++i) {
+      const float *const left = reinterpret_cast<const float *>(buffer + i * stride);
+      const SplitWeights *const weights = reinterpret_cast<const SplitWeights *>(left + elements);
+#pragma unroll
+      for (int own = 0; own < kOwned; ++own) {
+        const int element = 4 * (own * kDecodeThreads + static_cast<int>(threadIdx.x));
+        if (element >= elements) continue;
+        float before, after;
+        folds[own].add(weights[element / DIM], &before, &after);
+        const float4 split = *reinterpret_cast<const float4 *>(left + element);
+        float4 &sum = sums[own];
+        sum = {folded(sum.x, before, split.x, after), folded(sum.y, before, split.y, after),
+               folded(sum.z, before, split.z, after), folded(sum.w, before, split.w, after)};
+      }
+    }
+  }
+  bf16 *const to = t.o + token * p.o_stride + kv_head * elements;
+#pragma unroll
+  for (int own = 0; own < kOwned; ++own) {
+    const int element = 4 * (own * kDecodeThreads + static_cast<int>(threadIdx.x));
+    const float total = folds[own].total;
+    const float mean[4] = {sums[own].x / total, sums[own].y / total, sums[own].z / total, sums[own].w / total};
+    if (element < elements) store<4>(to + element, mean);
+  }
+}
+
+// Tokens that are blocks: block (kv head, token), or (kv head, one of those that share the lone tokens).
+template <int DIM, int COLUMNS>
+__global__ void __launch_bounds__(kDecodeThreads, COLUMNS == 1 ? 3 : 2)
+    paged_tokens(PagedProblem p, PagedIndices at, PagedTensors t, int tokens) {
+  extern __shared__ __align__(16) unsigned char shared[];
+  __shared__ int counts[kDecodeThreads + 1];
+  wait_for_kernels_ahead();
+  const int kv_head = blockIdx.x;
+  for (int n = blockIdx.y; n < tokens; n += static_cast<int>(gridDim.y)) {
+    int token = n;
+    if (tokens > kTokenBlocks) {
+      token = find_alone(p, at, tokens, n, counts);
+      if (token < 0) return;
+    } else if (!is_alone(p, at, tokens, token)) {
+      return;
+    }
+    if (is_known(p, at.sequence_ids[token], at.positions[token])) {
+      make_token<DIM, COLUMNS>(p, at, t, token, kv_head, shared);
+    } else {
+      bf16 *const to = t.o + token * p.o_stride + static_cast<int64_t>(kv_head) * p.group * DIM;
+      for (int i = threadIdx.x; i < p.group * DIM; i += kDecodeThreads) to[i] = from_float<bf16>(not_a_number());
+    }
+    __syncthreads();
+  }
+}
+
+template <int DIM, int COLUMNS>
+void launch_lone_tokens(const sg_call *call, const PagedProblem &p, const PagedTensors &t, int tokens) {
+  const PagedIndices at = paged_indices(call);
+  const unsigned kv_heads = static_cast<unsigned>(p.heads / p.group);
+  if (makes_whole_tokens(tokens, kv_heads)) {
+    const int shared = 2 * kDecodeWarps * split_bytes(p);
+    const auto kernel = paged_tokens<DIM, COLUMNS>;
+    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
+    const dim3 blocks(kv_heads, static_cast<unsigned>(std::min(tokens, kTokenBlocks)));
+    launch_ahead(call, blocks, kDecodeThreads, static_cast<size_t>(shared), kernel, p, at, t, tokens);
+    return;
+  }
+  const bool has_runs = tokens > kMostLoneTokens;
+  SplitWeights *const weights = static_cast<SplitWeights *>(call->workspace);
+  float *const sums = reinterpret_cast<float *>(static_cast<char *>(call->workspace) + weights_bytes(p, tokens));
+  const dim3 blocks(kv_heads, static_cast<unsigned>(tokens), most_splits(p) / kDecodeWarps);
+  launch_ahead(call, blocks, kDecodeThreads, 0, paged_splits<DIM, COLUMNS>, p, at, t, tokens, has_runs, sums, weights);
+  launch_ahead(call, dim3(static_cast<unsigned>(p.heads), static_cast<unsigned>(tokens)), DIM, 0, paged_combine<DIM>, p,
+               at, tokens, has_runs, static_cast<const float *>(sums), static_cast<const SplitWeights *>(weights), t.o);
+}
+
+template <int DIM>
+void launch(const sg_call *call, const PagedProblem &p, const PagedTensors &t, int tokens) {
+  if (p.group <= 8) {
+    launch_lone_tokens<DIM, 1>(call, p, t, tokens);
+  } else {
+    launch_lone_tokens<DIM, 2>(call, p, t, tokens);
+  }
+  if (tokens > kMostLoneTokens) launch_runs<DIM>(call, p, t, tokens);
+}
+
+int32_t supports(const sg_call *call) {
+  if (!paged_supported(call)) return 0;
+  const sg_tensor *q = input(call, 0), *k = input(call, 1);
+  if (q->dtype != SG_BF16 || k->dtype != SG_BF16) return 0;
+  const PagedProblem p = paged_problem(call);
+  if (p.value_dim != p.head_dim || (p.head_dim != 64 && p.head_dim != 128) || p.group > kMostGroup) return 0;
+  if (p.block_size % kTileKeys != 0 || p.cache_rows < kTileKeys || p.cache_rows / kTileKeys > INT32_MAX) return 0;
+  if (p.max_blocks * p.block_size > INT32_MAX - kTileKeys * kMostSplits || q->shape[0] > kMostTokens) return 0;
+  const bool packs = p.q_stride % 8 == 0 && p.key_stride % 8 == 0 && p.value_stride % 8 == 0 && p.o_stride % 8 == 0;
+  return packs ? 30 : 0;
+}
+
+size_t workspace(const sg_call *call) {
+  const PagedProblem p = paged_problem(call);
+  const int tokens = static_cast<int>(input(call, 0)->shape[0]);
+  if (makes_whole_tokens(tokens, p.heads / p.group)) return 0;
+  return weights_bytes(p, tokens) + static_cast<size_t>(tokens) * p.heads * kMostSplits * p.head_dim * sizeof(float);
+}
+
+int32_t run(const sg_call *call) {
+  if (num_elements(output(call, 0)) == 0) return SG_OK;
+  const PagedProblem p = paged_problem(call);
+  const PagedTensors t = {data<const bf16>(input(call, 0)),
+                          data<const bf16>(input(call, 1)),
+                          data<const bf16>(input(call, 2)),
+                          data<bf16>(output(call, 0)),
+                          static_cast<int>(p.block_size / kTileKeys),
+                          static_cast<int>(p.cache_rows / kTileKeys)};
+  // The planner may place an operand where 16 bytes cannot be moved at once.
+  if (!is_aligned<8>(t.q) || !is_aligned<8>(t.keys) || !is_aligned<8>(t.values) || !is_aligned<8>(t.o)) {
+    return run_paged_attention(call);
+  }
+  const int tokens = static_cast<int>(input(call, 0)->shape[0]);
+  if (p.head_dim == 64) {
+    launch<64>(call, p, t, tokens);
+  } else {
+    launch<128>(call, p, t, tokens);
+  }
+  return launched(call);
+}
+
+constexpr sg_kernel kernel = describe_kernel("paged_attention", "flash", -1, supports, workspace, run);
+SG_REGISTER_KERNEL(kernel);
+
+}  // namespace
+}  // namespace sg::cuda
