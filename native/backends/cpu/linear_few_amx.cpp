@@ -1,0 +1,338 @@
+// linear for one to sixteen bf16 tokens on quantised weights, on AMX's integer tiles. As in linear_few_codes.cpp the codes
+// are multiplied as integers by tokens in fixed point of 15 bits, whose upper and lower digits are signed bytes: a tile
+// holds the codes of one unit (a stretch of K with one scale) of 16 rows, another one the digits of eight tokens, eight
+// columns of upper and eight of lower ones. One instruction gives all their sums, exactly; what is left for the vectors is
+// to unpack a code once, whatever the number of tokens, and to scale 16 sums at a time. Rows of 8-bit codes are read where
+// they lie. Floor: the bytes of the weight, 2.2 ms for 97 MB; vectors take about four operations a block of 32.
+//
+// A column's sums run over K in one order: a token's bits don't depend on the other tokens, nor on how many there are,
+// as long as this kernel runs.
+#include "linear.h"
+
+namespace sg::cpu::SG_ISA {
+namespace {
+
+constexpr int64_t kMaxTokens = 16, kTokens = 8;  // of a call; of a tile
+constexpr int64_t kRows = 16;                    // of weights in a tile
+constexpr int64_t kSpan = 768;                   // elements of K that are unpacked at a time: whole blocks of any format
+constexpr int64_t kCodeStride = kSpan + 64;      // bytes from row to row of unpacked codes
+constexpr int64_t kMaxUnits = kSpan / 16;        // of a span
+constexpr int64_t kTaskRows = 128;               // the most rows of a task
+constexpr int64_t kAhead = 8192;                 // bytes between what is unpacked and what is fetched
+
+// Codes and scales of 16 rows over one span of K.
+struct Span {
+  alignas(64) uint8_t codes[kRows * kCodeStride];
+  alignas(64) float scales[kRows * kMaxUnits];   // [row][unit]
+  alignas(64) float offsets[kRows * kMaxUnits];  // what is added to every value of a unit
+};
+
+// Eight tokens over one unit of K.
+template <int kUnit>
+struct TokenUnit {
+  int32_t digits[kUnit / 4][2 * kTokens];  // four consecutive k of a column: the upper digits of each token, then the lower
+  float steps[2 * kTokens];                // what a digit of the column counts for
+  float sums[2 * kTokens];                 // of each token, under its upper digits; zero under the lower ones
+};
+
+struct Tiles {
+  const uint8_t *first;  // codes of the span's first unit and row
+  int64_t unit_bytes, row_bytes;
+};
+
+inline void fetch_ahead(const uint8_t *row, int64_t bytes) {
+  for (int64_t byte = 0; byte < bytes; byte += 64) {
+    _mm_prefetch(reinterpret_cast<const char *>(row) + kAhead + byte, _MM_HINT_T0);
+  }
+}
+
+// The first four bytes of up to 16 blocks.
+template <int bytes>
+inline __m512i block_headers(const uint8_t *blocks, int64_t count) {
+  const auto lanes = static_cast<__mmask16>(count >= kLanes ? 0xffff : (1u << count) - 1u);
+  const __m512i offsets = _mm512_mullo_epi32(viota(), vset_int(bytes));
+  return _mm512_mask_i32gather_epi32(_mm512_setzero_si512(), lanes, offsets, blocks, 1);
+}
+inline vf lower_halves(__m512i fields) { return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(fields)); }
+
+// A Reader has the elements of a unit, whether codes are signed and whether a unit has an offset, and `read`: codes and
+// scales of `count` elements of 16 rows from `rows` on. Codes lie in the order of the elements.
+template <int bytes, bool has_minimum>
+struct NibbleReader {
+  static constexpr int kUnit = 32;
+  static constexpr bool kSigned = !has_minimum, kHasOffset = has_minimum;
+  static Tiles read(const uint8_t *rows, int64_t row_bytes, int64_t count, Span *span) {
+    const int64_t blocks = count / 32;
+    for (int64_t r = 0; r < kRows; ++r) {
+      const uint8_t *row = rows + r * row_bytes;
+      fetch_ahead(row, blocks * bytes);
+      for (int64_t b = 0; b < blocks; b += 2) {
+        const uint8_t *left = row + b * bytes + (has_minimum ? 4 : 2), *right = b + 1 < blocks ? left + bytes : left;
+        _mm512_store_si512(span->codes + r * kCodeStride + b * 32, unpack(left, right));
+      }
+      for (int64_t b = 0; b < blocks; b += kLanes) {
+        const __m512i headers = block_headers<bytes>(row + b * bytes, blocks - b);
+        vstore(span->scales + r * kMaxUnits + b, lower_halves(headers));
+        if constexpr (has_minimum) {
+          vstore(span->offsets + r * kMaxUnits + b, lower_halves(_mm512_srli_epi32(headers, 16)));
+        }
+      }
+    }
+    return {span->codes, 32, kCodeStride};
+  }
+  // Low nibbles of a block, then its high ones; two blocks.
+  static __m512i unpack(const uint8_t *left, const uint8_t *right) {
+    const __m512i shifts = _mm512_setr_epi32(0, 0, 0, 0, 4, 4, 4, 4, 0, 0, 0, 0, 4, 4, 4, 4);
+    __m512i both = _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i *>(left)));
+    both = _mm512_mask_broadcast_i32x4(both, 0xff00, _mm_loadu_si128(reinterpret_cast<const __m128i *>(right)));
+    const __m512i codes = _mm512_and_si512(_mm512_srlv_epi32(both, shifts), _mm512_set1_epi8(15));
+    return has_minimum ? codes : _mm512_sub_epi8(codes, _mm512_set1_epi8(8));
+  }
+};
+
+template <int32_t dtype>
+struct Reader;
+template <>
+struct Reader<SG_Q4_0> : NibbleReader<18, false> {};
+template <>
+struct Reader<SG_Q4_1> : NibbleReader<20, true> {};
+template <>
+struct Reader<SG_Q8_0> {
+  static constexpr int kUnit = 32, kBytes = 34;
+  static constexpr bool kSigned = true, kHasOffset = false;
+  static Tiles read(const uint8_t *rows, int64_t row_bytes, int64_t count, Span *span) {
+    const int64_t blocks = count / 32;
+    for (int64_t r = 0; r < kRows; ++r) {
+      const uint8_t *row = rows + r * row_bytes;
+      fetch_ahead(row, blocks * kBytes);
+      for (int64_t b = 0; b < blocks; b += kLanes) {
+        vstore(span->scales + r * kMaxUnits + b, lower_halves(block_headers<kBytes>(row + b * kBytes, blocks - b)));
+      }
+    }
+    return {rows + 2, kBytes, row_bytes};
+  }
+};
+
+// Tile registers 0 and 1: sums; 2 and 3: codes; 4 and 5: digits.
+template <int kUnit>
+struct TileSession {
+  struct Config {
+    uint8_t palette = 1, start_row = 0, reserved[14] = {};
+    uint16_t row_bytes[16] = {64, 64, kUnit, kUnit, 64, 64};
+    uint8_t rows[16] = {16, 16, 16, 16, kUnit / 4, kUnit / 4};
+  };
+  TileSession() {
+    alignas(64) static const Config config;
+    _tile_loadconfig(&config);
+  }
+  ~TileSession() { _tile_release(); }
+  TileSession(const TileSession &) = delete;
+  TileSession &operator=(const TileSession &) = delete;
+};
+
+template <bool is_signed>
+inline void multiply_even(const uint8_t *codes, int64_t row_bytes, const void *digits, int32_t *sums) {
+  _tile_zero(0);
+  _tile_loadd(2, codes, row_bytes);
+  _tile_loadd(4, digits, 64);
+  if constexpr (is_signed) _tile_dpbssd(0, 2, 4);
+  else _tile_dpbusd(0, 2, 4);
+  _tile_stored(0, sums, 64);
+}
+template <bool is_signed>
+inline void multiply_odd(const uint8_t *codes, int64_t row_bytes, const void *digits, int32_t *sums) {
+  _tile_zero(1);
+  _tile_loadd(3, codes, row_bytes);
+  _tile_loadd(5, digits, 64);
+  if constexpr (is_signed) _tile_dpbssd(1, 3, 5);
+  else _tile_dpbusd(1, 3, 5);
+  _tile_stored(1, sums, 64);
+}
+
+// totals[row][column] += a unit's sums, scaled.
+template <class R>
+inline void add_unit(vf (&totals)[kRows], const int32_t *sums, const TokenUnit<R::kUnit> &x, const float *scales,
+                     const float *offsets) {
+  const vf steps = vload(x.steps), token_sums = vload(x.sums);
+#pragma GCC unroll 16
+  for (int r = 0; r < kRows; ++r) {
+    const vf scaled = vmul(vto_float(_mm512_load_si512(sums + r * 2 * kTokens)), steps);
+    totals[r] = vfma(scaled, vset(scales[r * kMaxUnits]), totals[r]);
+    if constexpr (R::kHasOffset) totals[r] = vfma(token_sums, vset(offsets[r * kMaxUnits]), totals[r]);
+  }
+}
+
+// Adds the products of a span of `units` with eight tokens. Sums are scaled two units behind the tiles.
+template <class R>
+void multiply_span(const Tiles &tiles, const Span &span, int64_t units, const TokenUnit<R::kUnit> *x, float *of_rows) {
+  constexpr int64_t kSquare = kRows * 2 * kTokens;
+  alignas(64) int32_t sums[4 * kSquare];
+  vf totals[kRows];
+#pragma GCC unroll 16
+  for (int r = 0; r < kRows; ++r) totals[r] = vload(of_rows + r * 2 * kTokens);
+  const auto multiply = [&](int64_t u) {
+    const uint8_t *codes = tiles.first + u * tiles.unit_bytes;
+    if (u % 2 == 0) multiply_even<R::kSigned>(codes, tiles.row_bytes, x[u].digits, sums + u % 4 * kSquare);
+    else multiply_odd<R::kSigned>(codes, tiles.row_bytes, x[u].digits, sums + u % 4 * kSquare);
+  };
+  for (int64_t u = 0; u < std::min<int64_t>(2, units); ++u) multiply(u);
+  for (int64_t u = 0; u < units; ++u) {
+    if (u + 2 < units) multiply(u + 2);
+    add_unit<R>(totals, sums + u % 4 * kSquare, x[u], span.scales + u, span.offsets + u);
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < kRows; ++r) vstore(of_rows + r * 2 * kTokens, totals[r]);
+}
+
+// out[token][0 .. 16) of 16 rows, from each row's upper and lower totals.
+inline void store_rows(const float *of_rows, float *out, int64_t stride) {
+  alignas(64) float turned[kRows * 2 * kTokens];
+  transpose_square(of_rows, 2 * kTokens, turned, kRows);
+  for (int64_t t = 0; t < kTokens; ++t) {
+    vstore(out + t * stride, vadd(vload(turned + t * kRows), vload(turned + (kTokens + t) * kRows)));
+  }
+}
+
+struct Task {
+  const uint8_t *weight;
+  int64_t row_bytes, width, begin, end;  // rows [begin, end)
+};
+
+// sums[token][row - begin] of a task, for `groups` times eight tokens; x: [group][units of a row].
+template <int32_t dtype>
+void multiply_task(const Task &task, const TokenUnit<Reader<dtype>::kUnit> *x, int64_t groups, Span *span, float *sums) {
+  using R = Reader<dtype>;
+  alignas(64) float totals[2][kRows * 2 * kTokens];
+  alignas(64) float last[kTokens * kRows];
+  const int64_t row_units = task.width / R::kUnit;
+  for (int64_t row = task.begin; row < task.end; row += kRows) {
+    const int64_t start = std::min(row, task.end - kRows);  // the last rows may be computed again, never past the end
+    std::memset(totals, 0, sizeof(totals));
+    for (int64_t k = 0; k < task.width; k += kSpan) {
+      const int64_t count = std::min(kSpan, task.width - k);
+      const uint8_t *rows = task.weight + start * task.row_bytes + SG_ISA::row_bytes(dtype, k);
+      const Tiles tiles = R::read(rows, task.row_bytes, count, span);
+      __asm__ volatile("" ::: "memory");  // tile loads don't tell the compiler what they read
+      for (int64_t g = 0; g < groups; ++g) {
+        multiply_span<R>(tiles, *span, count / R::kUnit, x + g * row_units + k / R::kUnit, totals[g]);
+      }
+    }
+    for (int64_t g = 0; g < groups; ++g) {
+      float *out = sums + g * kTokens * kTaskRows;
+      if (start == row) {
+        store_rows(totals[g], out + row - task.begin, kTaskRows);
+        continue;
+      }
+      store_rows(totals[g], last, kRows);
+      for (int64_t t = 0; t < kTokens; ++t) {
+        std::copy(last + t * kRows + row - start, last + (t + 1) * kRows, out + t * kTaskRows + row - task.begin);
+      }
+    }
+  }
+}
+
+// A unit of one token as 15-bit integers times a power of two, its step, which is not a number where a value is not
+// finite; as upper and lower digits: value = 256 upper + lower.
+template <int kUnit>
+inline void to_digits(const bf16 *x, uint8_t *upper, uint8_t *lower, float *step, float *sum) {
+  const vf low = vload(x), high = kUnit == 32 ? vload(x + kLanes) : vzero();
+  const vf largest = vmax(_mm512_abs_ps(low), _mm512_abs_ps(high));
+  const vf bad = vadd(vmul(low, vzero()), vmul(high, vzero()));  // 0, or NaN in a lane that is not finite
+  const bool finite = _mm512_cmp_ps_mask(bad, bad, _CMP_UNORD_Q) == 0;
+  // 2^13 / 2^e, with e the exponent of the largest, kept within what a float and its reciprocal hold.
+  const float e = std::max(_mm512_reduce_max_ps(_mm512_getexp_ps(largest)), -100.0f);
+  const vf factor = vexp2_int(vset(13.0f - e));
+  const __m512i a = _mm512_cvtps_epi32(vmul(low, factor)), b = _mm512_cvtps_epi32(vmul(high, factor));
+  *step = finite ? 1.0f / _mm512_cvtss_f32(factor) : std::numeric_limits<float>::quiet_NaN();
+  *sum = *step * static_cast<float>(_mm512_reduce_add_epi32(_mm512_add_epi32(a, b)));
+  const __m512i words = _mm512_inserti64x4(_mm512_castsi256_si512(_mm512_cvtepi32_epi16(a)), _mm512_cvtepi32_epi16(b), 1);
+  const __m512i tops = _mm512_srai_epi16(_mm512_add_epi16(words, _mm512_set1_epi16(128)), 8);
+  const __m256i rests = _mm512_cvtepi16_epi8(_mm512_sub_epi16(words, _mm512_slli_epi16(tops, 8)));
+  constexpr __mmask32 kept = kUnit == 32 ? 0xffffffffu : 0xffffu;
+  _mm256_mask_storeu_epi8(upper, kept, _mm512_cvtepi16_epi8(tops));
+  _mm256_mask_storeu_epi8(lower, kept, rests);
+}
+
+// One unit of the tokens [first, first + 8) of the call; those past the last one are zero.
+template <int kUnit>
+void read_unit(const LinearProblem &p, int64_t first, int64_t unit, TokenUnit<kUnit> *out) {
+  alignas(64) uint8_t columns[2 * kTokens][kUnit];
+  const int64_t count = std::min(kTokens, p.m - first);
+  std::memset(columns, 0, sizeof(columns));
+  std::memset(out, 0, sizeof(*out));
+  for (int64_t t = 0; t < count; ++t) {
+    const bf16 *x = static_cast<const bf16 *>(p.a.data) + (first + t) * p.a.stride + unit * kUnit;
+    float step;
+    to_digits<kUnit>(x, columns[t], columns[kTokens + t], &step, out->sums + t);
+    out->steps[t] = 256.0f * step;
+    out->steps[kTokens + t] = step;
+  }
+  const __m512i offsets = _mm512_mullo_epi32(viota(), vset_int(kUnit));
+  for (int k = 0; k < kUnit; k += 4) {
+    _mm512_storeu_si512(out->digits[k / 4], _mm512_i32gather_epi32(offsets, &columns[0][k], 1));
+  }
+}
+
+// Bytes of workspace: the tokens, then for each worker a span and a task's sums.
+constexpr int64_t kWorkerBytes = static_cast<int64_t>(sizeof(Span)) + kMaxTokens * kTaskRows * 4;
+
+int64_t token_bytes(int64_t tokens, int64_t width) {
+  static_assert(sizeof(TokenUnit<16>) * 2 >= sizeof(TokenUnit<32>));
+  return (tokens + kTokens - 1) / kTokens * (width / 16) * static_cast<int64_t>(sizeof(TokenUnit<16>));
+}
+
+// Calls use(tag) with the dtype, if there is a Reader of it.
+template <class Use>
+bool with_reader(int32_t dtype, Use &&use) {
+  switch (dtype) {
+    case SG_Q4_0: use(FormatTag<SG_Q4_0>{}); return true;
+    case SG_Q4_1: use(FormatTag<SG_Q4_1>{}); return true;
+    case SG_Q8_0: use(FormatTag<SG_Q8_0>{}); return true;
+    default: return false;
+  }
+}
+
+int32_t supports(const sg_call *call) {
+  LinearProblem p;
+  if (!cpu_features().amx_int8 || !read_linear<LinearOp::forward>(call, &p)) return 0;
+  if (p.m < 1 || p.m > kMaxTokens || p.n < kRows || p.k < 32 || p.a.dtype != SG_BF16) return 0;
+  if (!with_reader(p.b.dtype, [](auto) {})) return 0;
+  return p.m <= 2 ? 60 : 70;  // for one or two tokens dot products of vectors are faster (linear_few_codes.cpp)
+}
+
+size_t workspace(const sg_call *call) {
+  const sg_tensor *x = input(call, 0);
+  return static_cast<size_t>(token_bytes(x->shape[0], x->shape[1]) + kWorkerBytes * num_workers(call));
+}
+
+template <int32_t dtype>
+void run_on(const sg_call *call, const LinearProblem &p) {
+  constexpr int kUnit = Reader<dtype>::kUnit;
+  char *workers = static_cast<char *>(call->workspace) + token_bytes(p.m, p.k);
+  auto *x = static_cast<TokenUnit<kUnit> *>(call->workspace);
+  const int64_t units = p.k / kUnit, groups = (p.m + kTokens - 1) / kTokens;
+  for (int64_t i = 0; i < groups * units; ++i) read_unit<kUnit>(p, i / units * kTokens, i % units, x + i);
+  const int64_t task_rows = p.n >= 4096 ? kTaskRows : 32;
+  parallel_for(call, (p.n + task_rows - 1) / task_rows, [&](int64_t index, int worker) {
+    auto *span = reinterpret_cast<Span *>(workers + worker * kWorkerBytes);
+    float *sums = reinterpret_cast<float *>(span + 1);
+    const int64_t begin = index * task_rows, end = std::min(p.n, begin + task_rows);
+    const TileSession<kUnit> session;
+    multiply_task<dtype>({static_cast<const uint8_t *>(p.b.data), p.b.row_bytes, p.k, begin, end}, x, groups, span, sums);
+    p.finish(0, static_cast<int>(p.m), begin, static_cast<int>(end - begin), sums, kTaskRows);
+  });
+}
+
+int32_t run(const sg_call *call) {
+  LinearProblem p;
+  const bool known = read_linear<LinearOp::forward>(call, &p) &&
+                     with_reader(p.b.dtype, [&](auto tag) { run_on<decltype(tag)::value>(call, p); });
+  return known ? SG_OK : fail(call, "linear: operands changed since the kernel was chosen");
+}
+
+constexpr sg_kernel linear{sizeof(sg_kernel), "linear", "cpu", SG_ISA_NAME "_bf16_few",
+                           SG_TRAIT_DETERMINISTIC | SG_TRAIT_IN_PLACE, 3, supports, workspace, nullptr, nullptr, run};
+SG_REGISTER_KERNEL(linear);
+
+}  // namespace
+}  // namespace sg::cpu::SG_ISA
