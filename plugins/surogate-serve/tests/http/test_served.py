@@ -18,6 +18,7 @@ from surogate_serve.engine import EngineOptions
 from surogate_serve.http.limits import Settings
 from surogate_serve.models import ServedModel
 
+BLOCK_BYTES = 2048  # of the tiny model
 HI = [{"role": "user", "content": "Hi"}]
 ANSWER = {"messages": HI, "temperature": 0, "max_tokens": 24}
 
@@ -168,3 +169,50 @@ def test_the_death_of_the_engine_is_told(tiny):
     finally:
         server.stop()
         model.close()
+
+
+def test_characters_of_several_bytes_come_whole(running):
+    wanted = "naïve 😀👩‍👩‍👧 日本語"
+    answer = post(running, messages=HI, structured_outputs={"choice": [wanted]}, max_tokens=200, stream=True)
+    frames = [json.loads(part[6:]) for part in answer.text.split("\n\n") if part and "[DONE]" not in part]
+    pieces = [frame["choices"][0]["delta"].get("content", "") for frame in frames]
+    assert "".join(pieces) == wanted and not any("\ufffd" in piece for piece in pieces)
+    stopped = post(running, messages=HI, structured_outputs={"choice": [wanted]}, max_tokens=200, stop=["👩"]).json()
+    assert stopped["choices"][0]["message"]["content"] == "naïve 😀" and stopped["choices"][0]["stop_reason"] == "👩"
+    cut = post(running, messages=HI, structured_outputs={"choice": ["😀"]}, max_tokens=2).json()["choices"][0]
+    assert cut["finish_reason"] == "length" and cut["message"]["content"] in ("", "\ufffd")
+
+
+def test_what_an_abandoned_request_computed_is_found(running):
+    prompt = [7 + index % 90 for index in range(100)]
+    body = {"model": "tiny", "prompt": prompt, "max_tokens": 150, "ignore_eos": True}
+    with httpx.stream("POST", running.url + "/v1/completions", json=body | {"stream": True}) as answer:
+        next(answer.iter_bytes())
+    wait_for(lambda: at_rest(running), 30)
+    again = post(running, "/v1/completions", prompt=prompt, max_tokens=1).json()
+    assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == 96
+
+
+def test_more_than_the_cache_holds(tiny):
+    """Ten blocks, and many clients: everyone gets what they would get alone; what can never fit is told at once."""
+    options = EngineOptions(threads=1, max_sequences=4, kv_memory=10 * BLOCK_BYTES)
+    small = ServedModel.open(tiny, "tiny", options)
+    assert small.stats()["blocks"]["total"] == 10
+    server = Running([small], Settings())
+    try:
+        body = {"prompt": "once upon a time", "max_tokens": 60, "temperature": 0, "ignore_eos": True}
+        alone = post(server, "/v1/completions", **body).json()["choices"][0]["text"]
+
+        async def together():
+            async with httpx.AsyncClient(timeout=120) as client:
+                jobs = [client.post(server.url + "/v1/completions", json={"model": "tiny"} | body) for _ in range(24)]
+                too_long = client.post(server.url + "/v1/completions", json={"model": "tiny", "prompt": [5] * 170})
+                return await asyncio.gather(too_long, *jobs)
+
+        refused, *answers = asyncio.run(together())
+        assert refused.status_code == 400
+        assert [answer.json()["choices"][0]["text"] for answer in answers] == [alone] * 24
+        assert at_rest(server)
+    finally:
+        server.stop()
+        small.close()
