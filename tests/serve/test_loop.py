@@ -173,6 +173,24 @@ def test_a_prompt_leaves_room_for_those_that_answer(tiny, opened):
     loop.cancel(long)
 
 
+def test_short_prompts_begin_beside_a_long_one(tiny, opened):
+    """The long one takes 14 steps by itself; the others do not wait for that."""
+    gate = Gate()
+    loop = tiny.open(places=4, blocks=32, budget=8, buckets=[8], masks=gate)
+    opened.append(loop)
+    client = Client(loop)
+    gate.hold(1)
+    first = client.submit([9], max_tokens=1, grammars=[0])
+    gate.wait()
+    long = client.submit(prompts(1, low=110, high=110)[0], max_tokens=1)
+    short = [client.submit([i, i], max_tokens=1) for i in range(2)]
+    gate.release()
+    ends = []
+    while len(ends) < 4:
+        ends += [row[0] for row in loop.poll(10.0) if row[8] is not None]
+    assert ends == [first, *short, long]
+
+
 def test_steps_fill_their_programs(tiny, opened):
     """66 tokens are 64 and 2 in a program for 32, not 128 of which 62 are padding."""
     loop = tiny.open(places=2, blocks=32, budget=128, buckets=[128, 64, 32], step_overhead=8)

@@ -6,7 +6,8 @@ namespace surogate::serve {
 
 namespace {
 
-constexpr int32_t kFairChunk = 256;  // tokens that every prompt gets before another one gets more
+constexpr int32_t kFairChunk = 256;    // tokens that every prompt gets before another one gets more
+constexpr int32_t kPromptsAtOnce = 4;  // long ones; of short ones as many as fill a step
 
 void insert_in_order(std::vector<SequenceRef> &list, SequenceRef sequence) {
   const auto before = [](const SequenceRef &a, const SequenceRef &b) { return goes_before(*a, *b); };
@@ -137,9 +138,11 @@ void Scheduler::leave(Sequence &sequence) {
 }
 
 void Scheduler::admit() {
+  // A long prompt counts as a share of a step only, so that others begin beside it.
+  const int32_t most = std::max(1, max_tokens_ / kPromptsAtOnce);
   int32_t pending = static_cast<int32_t>(decodes_.size());
   for (const SequenceRef &sequence : running_) {
-    if (sequence->pending() > 1) pending += sequence->pending();
+    if (sequence->pending() > 1) pending += std::min(sequence->pending(), most);
   }
   for (size_t i = 0; i < waiting_.size() && !free_places_.empty() && pending < max_tokens_;) {
     const SequenceRef sequence = waiting_[i];
@@ -149,7 +152,7 @@ void Scheduler::admit() {
       continue;
     }
     if (!try_admit(sequence)) return;
-    pending += sequence->pending();
+    pending += std::min(sequence->pending(), most);
     waiting_.erase(waiting_.begin() + static_cast<std::ptrdiff_t>(i));
     insert_in_order(running_, sequence);
   }
@@ -215,7 +218,8 @@ void Scheduler::plan_prompts() {
     }
   }
   if (prompts_.empty()) return;
-  const int32_t fair = std::max(kFairChunk, left / static_cast<int32_t>(prompts_.size()));
+  const int32_t fair = std::max(std::min(kFairChunk, std::max(1, max_tokens_ / kPromptsAtOnce)),
+                                left / static_cast<int32_t>(prompts_.size()));
   for (int32_t most : {fair, left}) {
     for (Share &share : prompts_) {
       const int32_t wanted = std::min({share.sequence->pending(), share.count + left, std::max(most, share.count)});
