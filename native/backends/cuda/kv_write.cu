@@ -10,51 +10,74 @@ namespace {
 
 constexpr int kPacks = 2;
 
-struct Shape {
-  int64_t tokens, width;
-  int64_t cache_rows;
-  int64_t from_stride, to_stride;  // elements from row to row
-  int64_t segments;                // of a row
+// Rows that are copied to a cache.
+template <class X, class Y>
+struct Copy {
+  const X *rows = nullptr;
+  Y *cache = nullptr;
+  int64_t width = 0;
+  int64_t from_stride = 0, to_stride = 0;  // elements from row to row
+  int64_t segments = 0;                    // of a row
+  int64_t blocks = 0;                      // that make it
 };
 
+// The first copy's blocks, and then the second's.
 template <int N, bool packed, class X, class Y>
 __global__ void __launch_bounds__(kWarpTaskThreads)
-    write_kernel(Shape shape, const X *rows, const int32_t *slots, Y *cache) {
-  const int64_t task = warp_task(), token = task / shape.segments;
-  if (token >= shape.tokens) return;
+    write_kernel(Copy<X, Y> first, Copy<X, Y> second, int64_t tokens, int64_t cache_rows, const int32_t *slots) {
+  wait_for_kernels_ahead();
+  const bool is_first = blockIdx.x < first.blocks;
+  const Copy<X, Y> copy = is_first ? first : second;
+  const int64_t task = warp_task() - (is_first ? 0 : first.blocks * (kWarpTaskThreads / 32));
+  const int64_t token = task / copy.segments;
+  if (token >= tokens) return;
   const int64_t slot = slots[token];
-  if (slot < 0 || slot >= shape.cache_rows) return;
-  const int64_t first = task % shape.segments * (32 * N * kPacks) + lane_index() * N;
+  if (slot < 0 || slot >= cache_rows) return;
+  const int64_t begin = task % copy.segments * (32 * N * kPacks) + lane_index() * N;
   float values[kPacks][N];
 #pragma unroll
   for (int j = 0; j < kPacks; ++j) {
-    const int64_t column = first + 32 * N * j;
-    load_within<N, packed>(rows + token * shape.from_stride + column, shape.width - column, values[j]);
+    const int64_t column = begin + 32 * N * j;
+    load_within<N, packed>(copy.rows + token * copy.from_stride + column, copy.width - column, values[j]);
   }
 #pragma unroll
   for (int j = 0; j < kPacks; ++j) {
-    const int64_t column = first + 32 * N * j;
-    store_within<N, packed>(cache + slot * shape.to_stride + column, shape.width - column, values[j]);
+    const int64_t column = begin + 32 * N * j;
+    store_within<N, packed>(copy.cache + slot * copy.to_stride + column, copy.width - column, values[j]);
   }
 }
 
-void write_rows(const sg_call *call, const sg_tensor *rows, const sg_tensor *cache, int64_t cache_rows) {
-  with_type(rows, [&]<class X>(X) {
-    with_type(cache, [&]<class Y>(Y) {
+template <int N, class X, class Y>
+Copy<X, Y> copy_of(const sg_tensor *rows, const sg_tensor *cache) {
+  const int64_t width = rows->shape[1] * rows->shape[2], segments = ceil_div(width, 32 * N * kPacks);
+  return {data<const X>(rows),
+          data<Y>(cache),
+          width,
+          rows->strides[0],
+          cache->strides[0],
+          segments,
+          static_cast<int64_t>(warp_task_blocks(rows->shape[0] * segments))};
+}
+
+template <int N, class X, class Y>
+bool packs(const Copy<X, Y> &copy) {
+  return copy.width % N == 0 && can_pack<N>(copy.rows, copy.from_stride) && can_pack<N>(copy.cache, copy.to_stride);
+}
+
+// One kernel for both where their dtypes agree; `values` may be null.
+void write_rows(const sg_call *call, const sg_tensor *keys, const sg_tensor *key_cache, const sg_tensor *values,
+                const sg_tensor *value_cache, int64_t cache_rows) {
+  with_type(keys, [&]<class X>(X) {
+    with_type(key_cache, [&]<class Y>(Y) {
       constexpr int N = pack_of<X, Y>();
-      const X *from = data<const X>(rows);
-      Y *to = data<Y>(cache);
-      const int64_t width = rows->shape[1] * rows->shape[2];
-      const Shape shape{rows->shape[0],   width, cache_rows, rows->strides[0], cache->strides[0],
-                        ceil_div(width, 32 * N * kPacks)};
-      if (shape.tokens * width == 0) return;
-      const unsigned blocks = warp_task_blocks(shape.tokens * shape.segments);
-      const int32_t *slots = data<const int32_t>(input(call, 2));
-      if (width % N == 0 && can_pack<N>(from, shape.from_stride) && can_pack<N>(to, shape.to_stride)) {
-        write_kernel<N, true><<<blocks, kWarpTaskThreads, 0, stream(call)>>>(shape, from, slots, to);
-      } else {
-        write_kernel<N, false><<<blocks, kWarpTaskThreads, 0, stream(call)>>>(shape, from, slots, to);
-      }
+      const Copy<X, Y> first = copy_of<N, X, Y>(keys, key_cache);
+      const Copy<X, Y> second = values == nullptr ? Copy<X, Y>() : copy_of<N, X, Y>(values, value_cache);
+      const int64_t blocks = first.blocks + second.blocks;
+      if (blocks == 0) return;
+      const bool packed = packs<N>(first) && (values == nullptr || packs<N>(second));
+      const auto kernel = packed ? write_kernel<N, true, X, Y> : write_kernel<N, false, X, Y>;
+      launch_ahead(call, static_cast<unsigned>(blocks), kWarpTaskThreads, 0, kernel, first, second, keys->shape[0],
+                   cache_rows, data<const int32_t>(input(call, 2)));
     });
   });
 }
@@ -76,8 +99,13 @@ int32_t supports(const sg_call *call) {
 int32_t run(const sg_call *call) {
   const sg_tensor *key_cache = output(call, 0), *value_cache = output(call, 1);
   const int64_t rows = key_cache->shape[0] < value_cache->shape[0] ? key_cache->shape[0] : value_cache->shape[0];
-  write_rows(call, input(call, 0), key_cache, rows);
-  write_rows(call, input(call, 1), value_cache, rows);
+  const sg_tensor *k = input(call, 0), *v = input(call, 1);
+  if (k->dtype == v->dtype && key_cache->dtype == value_cache->dtype) {
+    write_rows(call, k, key_cache, v, value_cache, rows);
+  } else {
+    write_rows(call, k, key_cache, nullptr, nullptr, rows);
+    write_rows(call, v, value_cache, nullptr, nullptr, rows);
+  }
   return launched(call);
 }
 
