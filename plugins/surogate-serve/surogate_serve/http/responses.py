@@ -178,7 +178,7 @@ class ResponsesRoute:
     async def retrieve(self, request: Request, number: str) -> Response:
         stored = self._of(request, number)
         if request.query_params.get("stream", "").lower() in ("true", "1"):
-            raise Refused("a response that is kept cannot be streamed again", 501, "unsupported", "stream")
+            raise Refused("a response that is kept cannot be streamed again", 400, "unsupported", "stream")
         return _json(stored.response)
 
     async def delete(self, request: Request, number: str) -> Response:
@@ -232,11 +232,11 @@ def _check_supported(fields: ResponsesRequest) -> None:
         raise Refused("a response has one answer: n must be 1", param="n")
     for name in ("conversation", "prompt"):
         if getattr(fields, name) is not None:
-            raise Refused(f"{name} refers to what is kept at OpenAI, and is not supported", 501, "unsupported", name)
+            raise Refused(f"{name} refers to what is kept at OpenAI, and is not supported", 400, "unsupported", name)
     if fields.background and fields.store is False:
         raise Refused("background needs store, as the response is found there", param="background")
     if fields.background and fields.stream:
-        raise Refused("background and stream together are not supported", 501, "unsupported", "background")
+        raise Refused("background and stream together are not supported", 400, "unsupported", "background")
 
 
 def _logprobs(fields: ResponsesRequest) -> int | None:
