@@ -97,6 +97,9 @@ class CallSyntax(Protocol):
     """Terminals inside a body (delimiters of strings). Where one is an added token, readers see
     ``quote_marks[text]``."""
 
+    rules: str
+    """Rules of Lark that the grammars of all calls may refer to."""
+
     def reader(self, tools: Mapping[str, Mapping[str, Any]], quote_marks: Mapping[str, str]) -> CallReader:
         """Begins one call. tools: name -> JSON schema of its parameters."""
 

@@ -165,6 +165,7 @@ def _tools(constraint: Tools, param: str, parser: Parser | None) -> str:
         form = _forced(parser, constraint.parallel)
     else:
         form = _free(parser, constraint.parallel)
+    rules += "\n" + parser.format.call.rules
     return f'{form}\nbody: {" | ".join(f"call_{i}" for i in range(len(bodies)))}\n{rules}\nNEWLINE: "\\n"\n'
 
 

@@ -172,7 +172,8 @@ class Grammars:
                 self._kept.move_to_end(text)
                 return matcher
         vocabulary = self._vocabulary()
-        limits = LLParserLimits(verbose_errors=False)
+        # Less fuel than the library gives: nested repetitions would burn seconds of it.
+        limits = LLParserLimits(verbose_errors=False, initial_lexer_fuel=200_000)
         matcher = LLMatcher(vocabulary.tokenizer, LLMatcher.grammar_from_lark(text), log_level=0, limits=limits)
         if matcher.is_error():
             raise Refused(f"{param}: {_words(matcher.get_error())}", param=param)

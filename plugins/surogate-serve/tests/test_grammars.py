@@ -73,6 +73,8 @@ def answer(grammars, tokenizer, grammar, seed=0, most=400):
     (handle,) = grammars.open(grammar)
     tokens = []
     vocab = tokenizer.vocab_size + 7
+    close = tokenizer.encode("\n</parameter>", parse_special=False)
+    planned = []  # a random walk through text would hardly come to this
     try:
         while len(tokens) < most:
             choices = allowed(grammars, handle, vocab)
@@ -82,7 +84,10 @@ def answer(grammars, tokenizer, grammar, seed=0, most=400):
                 token for token in choices if tokenizer.token_bytes(int(token))[:1] in (b'"', b"}", b"]", b",", b"<")
             ]
             pool = stops if stops and draw.random() < 0.3 else ends if ends and draw.random() < 0.4 else list(choices)
-            token = int(draw.choice(pool))
+            if not planned and draw.random() < 0.2:
+                planned = list(close)
+            planned = planned if planned and planned[0] in choices else []
+            token = planned.pop(0) if planned else int(draw.choice(pool))
             said = grammars.accept([handle], [token])[0]
             assert said >= 0
             if token in tokenizer.stop_token_ids:
@@ -139,7 +144,7 @@ BAD = [
     (Regex("(a|b"), "unclosed"),
     (Regex(""), "empty"),
     (Regex("a" * 100_000), "characters"),
-    (Regex("(a{1000}){1000}"), "complex"),
+    (Regex("(a{1000}){1000}"), "complex|to compile"),
     (Choice([]), "list"),
     (Choice(["a", ""]), "empty"),
     (Choice(["x"] * 10_000), "at most"),
@@ -200,7 +205,7 @@ def read(parser, tokenizer, tokens, tools=TOOLS):
 
 
 @pytest.mark.parametrize("as_tokens", [True, False])
-@pytest.mark.parametrize("name", ["hermes", "llama3_json", "functiongemma", "gemma4", "gemma3"])
+@pytest.mark.parametrize("name", ["hermes", "qwen3_coder", "llama3_json", "functiongemma", "gemma4", "gemma3"])
 def test_forced_calls_are_read_by_the_same_format(tokenizer, name, as_tokens):
     parser = Parser(FORMATS[name], tokenizer if as_tokens else None)
     grammars = Grammars(tokenizer, tokenizer.vocab_size + 7, parser=parser)
@@ -218,7 +223,7 @@ def test_forced_calls_are_read_by_the_same_format(tokenizer, name, as_tokens):
             assert called == "now" or {"city", "days"} <= set(value) <= {"city", "days", "unit"}
 
 
-@pytest.mark.parametrize("name", ["hermes", "functiongemma", "gemma4"])
+@pytest.mark.parametrize("name", ["hermes", "qwen3_coder", "functiongemma", "gemma4"])
 @pytest.mark.parametrize("as_tokens", [True, False])
 def test_strict_tools_leave_text_free(tokenizer, name, as_tokens):
     parser = Parser(FORMATS[name], tokenizer if as_tokens else None)
@@ -264,7 +269,7 @@ REFERRING = {
 }
 
 
-@pytest.mark.parametrize("name", ["hermes", "gemma4"])
+@pytest.mark.parametrize("name", ["hermes", "qwen3_coder", "gemma4"])
 def test_schemas_with_definitions_and_keywords_that_are_not_known(tokenizer, name):
     parser = Parser(FORMATS[name], tokenizer)
     grammars = Grammars(tokenizer, tokenizer.vocab_size + 7, parser=parser)

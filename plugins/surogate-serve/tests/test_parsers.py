@@ -220,7 +220,32 @@ def literal(quote, begin, end):
     return begin + LITERAL.format(q=quote) + end
 
 
+TAGGED = (
+    "<tool_call>\n<function=weather>\n<parameter=city>\nRome <b>\n\n</parameter>\n"
+    "<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>"
+)
+TAG_PARTS = [
+    "<function=weather>",
+    "<function=",
+    "<parameter=city>",
+    "<parameter=days>",
+    "<parameter=",
+    "</parameter>",
+    "</function>",
+    "\n",
+    "3",
+    "[1]",
+    "text",
+    "<",
+    ">",
+    "</",
+    '"',
+    " ",
+    "é",
+]
+
 PARTS = {
+    "qwen3_coder": ["<think>", "</think>", "<tool_call>", "</tool_call>", TAGGED, *TAG_PARTS],
     "plain": JSON_PARTS,
     "hermes": ["<think>", "</think>", "<tool_call>", "</tool_call>", WEATHER, "<tool", *JSON_PARTS],
     "llama3_json": ["<|python_tag|>", "<|python", *JSON_PARTS],
@@ -258,6 +283,7 @@ PARTS = {
     ],
 }
 ANSWERS = {
+    "qwen3_coder": [f"<think>\nHm.\n</think>\n\nNow:\n{TAGGED}\n{TAGGED}"],
     "plain": ["<think>Just text.</think>"],
     "hermes": [
         f"<think>\nHm.\n</think>\n\nLet me see.\n{WEATHER}\n{WEATHER}",
@@ -332,6 +358,39 @@ def test_text_without_markers_is_told_to_the_byte(text):
 # -- the formats' own forms -------------------------------------------------------------------------------------------
 
 
+CITY = {"properties": {"city": {"type": "string"}, "days": {"type": "integer"}, "tags": {"type": "array"}}}
+CITY_TOOL = [{"type": "function", "function": {"name": "weather", "parameters": CITY}}]
+
+
+def test_values_between_tags_are_typed_by_the_schema():
+    events = text_of("qwen3_coder", f"See:\n{TAGGED}", CITY_TOOL)
+    assert [event[0] for event in events] == ["content", "begin", "arguments", "end"]
+    assert json.loads(events[2][1]) == {"city": "Rome <b>\n", "days": 3}
+
+
+@pytest.mark.parametrize(
+    ("body", "arguments"),
+    [
+        (
+            '<parameter=city>\n7\n</parameter>\n<parameter=tags>\n[1, "a"]\n</parameter>',
+            {"city": "7", "tags": [1, "a"]},
+        ),
+        ("<parameter=other>\n7\n</parameter>", {"other": "7"}),
+        ("<parameter=days>three</parameter>", {"days": "three"}),
+        ("<parameter=days>\nNone\n</parameter>", {"days": None}),
+        ("<parameter=city>\nRome\n<parameter=days>\n3", {"city": "Rome", "days": 3}),
+        ("", {}),
+    ],
+)
+def test_tags_that_are_missing_and_odd_values(body, arguments):
+    for end in ("\n</function>\n</tool_call>", "\n</function>"):
+        events = text_of("qwen3_coder", f"<tool_call>\n<function=weather>\n{body}{end}", CITY_TOOL)
+        assert json.loads(events[1][1]) == arguments and events[2] == ["end", 0]
+    parser = Parser(FORMATS["qwen3_coder"], Tokens("<tool_call>", "</tool_call>"))
+    events, stream = read(parser, [(1000, ""), (0, f"<function=weather>\n{body}\n"), (1001, "")], CITY_TOOL)
+    assert json.loads(events[1][1]) == arguments and stream.complete_calls == 1
+
+
 def test_llama_calls_are_bare_objects_of_known_tools():
     call = '{"name": "add", "parameters": {"a": 1}}'
     told = [["begin", 0, "add"], ["arguments", '{"a": 1}'], ["end", 0]]
@@ -404,6 +463,7 @@ def test_gemma_3_calls_are_python_or_json():
 @pytest.mark.parametrize(
     ("template", "name"),
     [
+        ("<tool_call><function={{ name }}><parameter=", "qwen3_coder"),
         ("{{ '<|im_start|>' }}<tool_call>{{ x | tojson }}</tool_call><think>", "hermes"),
         ("<|start_header_id|>{{ tool.parameters }}<|python_tag|>", "llama3_json"),
         ("<start_of_turn>{{ m }}", "gemma3"),

@@ -10,6 +10,7 @@ from surogate_core.plugins import Marker, OutputFormat
 from .json_call import JsonCall
 from .literal_call import LiteralCall
 from .python_call import PythonCall
+from .tag_call import TagCall
 
 _THINK = ("<think>", "</think>")
 
@@ -55,6 +56,19 @@ HERMES = OutputFormat(
     turn_ends=("<|im_end|>", "<|endoftext|>"),
     thinking_variables=_thinking_variables,
     detect=lambda template: 10 if "<tool_call>" in template and "<function=" not in template else 0,
+)
+
+QWEN3_CODER = OutputFormat(
+    "qwen3_coder",
+    reasoning=_THINK,
+    call=TagCall(),
+    markers=_between("<tool_call>", "</tool_call>"),
+    call_begin="<tool_call>",
+    call_end="</tool_call>",
+    call_separator="\n",
+    turn_ends=("<|im_end|>", "<|endoftext|>"),
+    thinking_variables=_thinking_variables,
+    detect=lambda template: 12 if "<tool_call>" in template and "<function=" in template else 0,
 )
 
 LLAMA3_JSON = OutputFormat(
@@ -115,4 +129,4 @@ GEMMA3 = OutputFormat(
     detect=lambda template: 3 if "<start_of_turn>" in template else 0,
 )
 
-FORMATS = {each.name: each for each in (PLAIN, THINK, HERMES, LLAMA3_JSON, FUNCTIONGEMMA, GEMMA4, GEMMA3)}
+FORMATS = {each.name: each for each in (PLAIN, THINK, HERMES, QWEN3_CODER, LLAMA3_JSON, FUNCTIONGEMMA, GEMMA4, GEMMA3)}

@@ -26,6 +26,7 @@ class JsonCall:
     arguments: str = "arguments"
     known_only: bool = False
     quotes: tuple[str, ...] = ()
+    rules: str = ""
 
     def reader(self, tools: Mapping[str, Mapping[str, Any]], quote_marks: Mapping[str, str]) -> CallReader:
         return _JsonCallReader(frozenset(tools) if self.known_only else None)

@@ -25,6 +25,7 @@ class LiteralCall:
     or, where the tool's schema says so or nothing else fits, a string."""
 
     quote: str
+    rules: str = ""
 
     @property
     def quotes(self) -> tuple[str, ...]:

@@ -23,6 +23,7 @@ class PythonCall:
     is a call: any of these may be an answer. JSON is what is written."""
 
     quotes: tuple[str, ...] = ()
+    rules: str = ""
 
     def reader(self, tools: Mapping[str, Mapping[str, Any]], quote_marks: Mapping[str, str]) -> CallReader:
         return _EitherReader(tools)

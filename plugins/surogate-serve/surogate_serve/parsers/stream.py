@@ -69,8 +69,8 @@ class Parser:
         return None if self.format.reasoning is None else self.token_ids.get(self.format.reasoning[1])
 
     def reasoning_tokens(self, tail: str) -> tuple[int | None, int | None]:
-        """The token that ends the reasoning of an answer behind this end of a prompt, and the one with which the model has to
-        begin it; None where the prompt began it. Twice None: no reasoning, or none whose end is one token."""
+        """The token that ends the reasoning of an answer behind this end of a prompt, and the one with which the model
+        has to begin it; None where the prompt began it. Twice None: no reasoning, or none whose end is one token."""
         end = self.reasoning_end
         if end is None or self.format.reasoning is None:
             return None, None
@@ -107,11 +107,18 @@ class _Table:
         self.marked = {state for state, _ in self.moves}
         self.patterns: dict[OutputState, re.Pattern[str]] = {}
         self.texts: dict[OutputState, list[str]] = {}
+        self.firsts: dict[OutputState, str] = {}  # characters that texts begin with
         for state in ("start", "content", "reasoning", "call", "called"):
             texts = [text for at, text in self.moves if at == state and text not in tokens]
             self.texts[state] = sorted(texts, key=len, reverse=True)
+            self.firsts[state] = "".join({text[0] for text in texts})
             if texts:
                 self.patterns[state] = re.compile("|".join(map(re.escape, self.texts[state])))
+
+    def may_begin(self, state: OutputState, text: str) -> bool:
+        """Whether one of the state's text markers may begin somewhere in the text; most text has none of their
+        characters."""
+        return any(char in text for char in self.firsts[state])
 
     def longest_beginning(self, state: OutputState, text: str) -> int:
         """How many of the last characters may be the beginning of one of the state's text markers."""
@@ -231,8 +238,8 @@ class OutputStream:
         """One marker or one stretch of text; False where more text is needed first."""
         if self._state in ("start", "called"):
             return self._step_before_content()
-        pattern = self._table.patterns.get(self._state)
-        found = pattern.search(self._buffer) if pattern else None
+        may_begin = self._table.may_begin(self._state, self._buffer)
+        found = self._table.patterns[self._state].search(self._buffer) if may_begin else None
         if found is not None:
             before = self._buffer[: found.start()]
             told = before.rstrip()
@@ -240,7 +247,7 @@ class OutputStream:
             self._buffer = self._buffer[found.end() :]
             self._move(self._table.moves[self._state, found.group()], before[len(told) :])
             return True
-        held = self._table.longest_beginning(self._state, self._buffer)
+        held = self._table.longest_beginning(self._state, self._buffer) if may_begin else 0
         sure = self._buffer[: len(self._buffer) - held].rstrip() if self._state in self._table.marked else self._buffer
         self._buffer = self._buffer[len(sure) :]
         self._tell(sure)
@@ -339,6 +346,8 @@ class OutputStream:
     def _take_events(self) -> list[Event]:
         """The events so far, neighbours of one kind as one."""
         events, self._events = self._events, []
+        if len(events) < 2:
+            return events
         joined: list[Event] = []
         for event in events:
             last = joined[-1] if joined else None
