@@ -292,7 +292,11 @@ void bind_serving(nb::module_ &m) {
       .def("set_tokenizer", &set_tokenizer, nb::arg("tokens"), nb::arg("special"), nb::arg("stop_tokens"))
       .def("set_mask_source",
            [](BoundLoop &self, nb::object source) { self.loop->set_mask_source(std::make_shared<PythonMasks>(source)); })
-      .def("start", [](BoundLoop &self) { self.loop->start(); })
+      .def("start",
+           [](BoundLoop &self) {
+             nb::gil_scoped_release release;
+             self.loop->start();
+           })
       .def("context", [](const BoundLoop &self) { return self.loop->context(); })
       .def("submit", &submit, nb::arg("fields"))
       .def("cancel", [](BoundLoop &self, int64_t id) { self.loop->cancel(id); })

@@ -87,7 +87,8 @@ class Loop:
         self._loop.set_mask_source(source)
 
     def start(self) -> None:
-        """After all sessions were added. Raises :class:`EngineError`."""
+        """After all sessions were added. On a device every program is run, and recorded, before this returns: nobody's first
+        token waits for that. Raises :class:`EngineError`."""
         self._loop.start()
 
     @property

@@ -138,7 +138,7 @@ class Model:
         self._greedy: dict[tuple, list[int]] = {}
 
     def open(self, places=4, blocks=64, budget=64, buckets=None, context=CONTEXT, start=True, rows=None, masks=None,
-             **options) -> Loop:
+             graphs=True, **options) -> Loop:
         """A loop with decode programs 1, 2, 4, ... and mixed ones of the budget and of half of it."""
         loop = Loop(places=places, num_blocks=blocks, context=context, token_budget=budget, vocab=self.vocab, **options)
         queue = engine.Queue(self.backend, threads=1)
@@ -150,7 +150,7 @@ class Model:
         for tokens, count, decode in sorted(set(shapes), reverse=True):
             shape = ServingShape(tokens, count, places, blocks, context // BLOCK_SIZE, most)
             program = serving_program(self.graph, self.recipe, dtypes, shape, BLOCK_SIZE)
-            session = self.weights.open_session(self.graph, program, queue=queue)
+            session = self.weights.open_session(self.graph, program, graphs=graphs, queue=queue)
             for storage in program.external():
                 if not storage.name.startswith("weight.") and storage.name not in self.graph.constants:
                     if storage.name not in memories:

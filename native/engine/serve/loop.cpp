@@ -77,6 +77,7 @@ void Loop::start() {
     flight.readback = runner_.make_readback();
     flight.step.chunks.reserve(static_cast<size_t>(options_.scheduler.places));
   }
+  if (!runner_.is_host()) runner_.warm_up();
   shown_.blocks = counted_.blocks = scheduler_.pool().stats();
   shown_.alive = counted_.alive = true;
   started_ = true;

@@ -166,6 +166,22 @@ void Runner::launch(const Step &step, Readback &readback) {
   readback.begin(std::span(parts, count));
 }
 
+void Runner::warm_up() {
+  constexpr int kRunsUntilRecorded = 2;
+  const Step nothing;
+  for (Program &program : programs_) {
+    pad(program, nothing);
+    {
+      std::lock_guard lock(queue_->mutex());
+      for (const Upload &upload : program.uploads) queue_->write(upload.to, upload.from, upload.bytes);
+    }
+    for (const char *entry : {"forward", "sample", "sample_full", "logprobs"}) {
+      for (int run = 0; run < kRunsUntilRecorded; ++run) program.session->run(entry);
+    }
+  }
+  queue_->synchronize();
+}
+
 Results Runner::wait(const Step &step, Readback &readback) {
   readback.wait();
   Results results;

@@ -43,6 +43,10 @@ class SUROGATE_API Runner {
   int32_t mask_words() const { return mask_words_; }
   int32_t vocab() const { return vocab_; }
 
+  // Runs every entry of every program on nothing but padding, as often as a device needs to have it recorded: the first
+  // requests need not wait for that. Nothing is written that somebody reads. Throws Error.
+  void warm_up();
+
   // Throws Error; then nothing of the step counts.
   void launch(const Step &step, Readback &readback);
   Results wait(const Step &step, Readback &readback);
