@@ -154,7 +154,10 @@ def _tools(constraint: Tools, param: str, parser: Parser | None) -> str:
     for tool in constraint.tools:
         function = tool["function"]
         is_strict = bool(function.get("strict"))
-        parameters = function.get("parameters") or {} if constraint.required or is_strict else {}
+        parameters = function.get("parameters") or {}
+        if not isinstance(parameters, Mapping):
+            raise Refused(f"{param}: parameters of {function['name']!r} are no JSON schema"[:200], param=param)
+        parameters = parameters if constraint.required or is_strict else {}
         schema = json.loads(json_schema({"type": "object", **parameters}, param, lenient=not is_strict))
         bodies.append(parser.format.call.grammar(function["name"], schema, parser.terminal))
     rules = "\n".join(f"call_{i}: {body}" for i, body in enumerate(bodies))

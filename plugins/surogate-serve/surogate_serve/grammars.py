@@ -151,7 +151,7 @@ class Grammars:
     # -- compiling ----------------------------------------------------------------------------------------------------
 
     def _begin(self, constraint: Constraint, param: str, parser: Parser | None, tail: str) -> Future[Grammar]:
-        text = lark(constraint, param, parser)
+        text = _lark(constraint, param, parser)
         with self._lock:
             if self._waiting >= WAITING_LIMIT:
                 raise Refused("too many grammars wait to be compiled", 429, "rate_limit_exceeded", param, retry_after=1)
@@ -197,6 +197,18 @@ class Grammars:
                 self._own = _Vocabulary(self._tokenizer, self._vocab, self._token_bytes, self._parser)
                 self._token_bytes = None
             return self._own
+
+
+def _lark(constraint: Constraint, param: str, parser: Parser | None) -> str:
+    """The grammar's text. A schema comes from outside and may have anything anywhere."""
+    try:
+        text = lark(constraint, param, parser)
+        text.encode()
+    except UnicodeEncodeError:
+        raise Refused(f"{param}: text that is not Unicode (a lone surrogate)", param=param) from None
+    except (TypeError, ValueError, AttributeError, LookupError, RecursionError):
+        raise Refused(f"{param}: this is not a JSON schema", param=param) from None
+    return text
 
 
 def _too_slow(param: str) -> Refused:

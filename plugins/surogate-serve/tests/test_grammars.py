@@ -160,6 +160,39 @@ def test_a_bad_grammar_is_the_requests_error(grammars, constraint, words):
     assert compiled(grammars, JsonObject())  # others go on
 
 
+BROKEN = [
+    [],
+    {"properties": [1]},
+    {"properties": {"a": True}},
+    {"properties": {"a": None}},
+    {"properties": "x"},
+    {"required": 5},
+    {"properties": {"a": {"enum": 5}}},
+    {"properties": {"a": {"type": 7}}},
+    {"properties": {"\ud83d": {}}},
+]
+
+
+@pytest.mark.parametrize("parameters", BROKEN, ids=range(len(BROKEN)))
+def test_schemas_that_are_none_are_the_requests_error_or_mean_nothing(tokenizer, grammars, parameters):
+    tool = {"type": "function", "function": {"name": "add", "parameters": parameters}}
+    for name in FORMATS:
+        if FORMATS[name].call is None:
+            continue
+        for strict in (False, True):
+            tool["function"]["strict"] = strict
+            try:
+                compiled(grammars, Tools([tool]), "tools", parser=Parser(FORMATS[name], tokenizer))
+            except Refused as refused:
+                assert refused.status == 400 and refused.param == "tools"
+
+
+def test_texts_that_are_not_unicode(grammars):
+    for constraint in (Choice(["\ud83d"]), Regex("\ud83d")):
+        with pytest.raises(Refused, match="Unicode"):
+            compiled(grammars, constraint)
+
+
 def test_a_grammar_that_takes_long_is_given_up(grammars, monkeypatch):
     monkeypatch.setattr(module, "COMPILE_LIMIT", 0.0)
     with pytest.raises(Refused, match="to compile"):

@@ -442,6 +442,16 @@ def test_a_bare_value_follows_the_schema():
     ]
 
 
+@pytest.mark.parametrize(
+    "parameters", [None, [], {"properties": [1]}, {"properties": {"a": True, "b": None}}, {"properties": "x"}]
+)
+def test_schemas_that_are_none_break_no_answer(parameters):
+    tools = [{"type": "function", "function": {"name": "add", "parameters": parameters}}]
+    for name in CASES:
+        for answer in ANSWERS[name]:
+            read(Parser(FORMATS[name]), [(0, answer)], tools)
+
+
 def test_gemma_4_reasoning_has_a_header():
     assert text_of("gemma4", "<|channel>thought\nHm.\n<channel|>Yes") == [["reasoning", "Hm."], ["content", "Yes"]]
     assert text_of("gemma4", "<|channel>thought\n<channel|>Yes") == [["content", "Yes"]]

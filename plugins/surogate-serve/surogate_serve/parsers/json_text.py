@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
+from typing import Any
 
 _MAX_DEPTH = 128
 _SCALAR_END = frozenset(" \t\r\n,]}:")
@@ -139,3 +141,11 @@ class JsonValue:
 def is_json_number(text: str) -> bool:
     """Whether JSON takes these characters as a number."""
     return re.fullmatch(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?", text, re.ASCII) is not None
+
+
+def properties_of(schema: Any) -> Mapping[str, Mapping[str, Any]]:
+    """A schema's properties that say something; schemas come from outside."""
+    properties = schema.get("properties") if isinstance(schema, Mapping) else None
+    if not isinstance(properties, Mapping):
+        return {}
+    return {str(key): value for key, value in properties.items() if isinstance(value, Mapping)}

@@ -11,7 +11,7 @@ from typing import Any
 
 from surogate_core.plugins import CallProgress, CallReader
 
-from .json_text import JsonValue, is_json_number
+from .json_text import JsonValue, is_json_number, properties_of
 from .literal_grammar import LiteralGrammar
 
 _NAME = re.compile(r"[\w.\-]+")
@@ -80,7 +80,7 @@ class _LiteralReader:
         if text[name.end()] != "{":
             return self._fail()
         self._progress.name = name.group()
-        self._types = self._tools.get(name.group(), {}).get("properties") or {}
+        self._types = properties_of(self._tools.get(name.group()))
         self._buffer = text[name.end() + 1 :]
         self._enter("{")
         return True

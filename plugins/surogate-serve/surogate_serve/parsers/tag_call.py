@@ -19,6 +19,8 @@ from typing import Any
 
 from surogate_core.plugins import CallProgress, CallReader
 
+from .json_text import properties_of
+
 _FUNCTION, _PARAMETER, _END = "<function=", "<parameter=", "</function>"
 # What ends a value. Models leave closing tags out, but begin the next one on a line of its own.
 _VALUE_ENDS = ("\n</parameter>", "</parameter>", "\n<parameter=", "\n</function>")
@@ -121,7 +123,7 @@ class _TagReader:
         self._progress.failed = name is None
         if not name:
             return False
-        self._schemas = self._tools.get(name, {}).get("properties") or {}
+        self._schemas = properties_of(self._tools.get(name))
         self._progress.name, self._progress.arguments = name, "{"
         self._step = self._read_tag
         return True
