@@ -68,7 +68,9 @@ def serve(
     adapter_rank: Annotated[int, typer.Option(min=1, help="The largest rank that an adapter may have.")] = 16,
     batch_invariant: Annotated[
         bool,
-        typer.Option("--batch-invariant", help="Answers have the same bits whatever else is computed; slower. CPU only."),
+        typer.Option(
+            "--batch-invariant", help="Answers have the same bits whatever else is computed; slower. CPU only."
+        ),
     ] = False,
     parser: Annotated[
         str | None, typer.Option(help="How answers are read (see `surogate plugins`). Default: by the chat template.")

@@ -23,6 +23,7 @@ from .logprobs import TokenTexts
 from .requests import (
     Chosen,
     GenerationFields,
+    ModelName,
     Strict,
     exchange_of,
     generation_of,
@@ -60,6 +61,8 @@ class Tool(Strict):
 class ChatRequest(GenerationFields):
     """A request for chat completions."""
 
+    model: ModelName | None = None  # type: ignore[assignment]
+    """May be left out where there is one."""
     messages: Annotated[list[Message], Field(min_length=1, max_length=65536)]
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -111,7 +114,7 @@ class ChatRoute:
         )
         reply = ChatReply(
             id=f"chatcmpl-{uuid.uuid4().hex}",
-            model=fields.model,
+            model=chosen.name,
             created=int(time.time()),
             choices=fields.choices,
             texts=self._texts[chosen.model.name] if fields.logprobs else None,

@@ -23,6 +23,7 @@ from .prompts import prompts_of
 from .requests import (
     Chosen,
     GenerationFields,
+    ModelName,
     exchange_of,
     generation_of,
     json_bytes,
@@ -41,6 +42,8 @@ Numbered = tuple[int, Delta]
 class CompletionRequest(GenerationFields):
     """A request for completions. prompt: a text, a list of texts, token ids, or a list of lists of token ids."""
 
+    model: ModelName | None = None  # type: ignore[assignment]
+    """May be left out where there is one."""
     prompt: Any
     max_tokens: Annotated[int, Field(ge=0)] | None = None
     echo: bool | None = None
@@ -80,7 +83,7 @@ class CompletionsRoute:
         ]
         reply = CompletionReply(
             id=f"cmpl-{uuid.uuid4().hex}",
-            model=fields.model,
+            model=chosen.name,
             created=int(time.time()),
             prompts=[self._continued(fields, chosen, prompt, tokenizer) for prompt in prompts],
             keep=fields.choices,

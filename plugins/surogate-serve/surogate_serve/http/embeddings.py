@@ -16,14 +16,14 @@ from starlette.responses import Response
 from ..types import Refused
 from .limits import Settings
 from .prompts import prompts_of
-from .requests import Strict, exchange_of, json_bytes, read, resolve
+from .requests import ModelName, Strict, exchange_of, json_bytes, read, resolve
 from .schema import json_body
 
 
 class EmbeddingRequest(Strict):
     """A request for embeddings. input: a text, a list of texts, token ids, or a list of lists of token ids."""
 
-    model: Annotated[str, Field(min_length=1, max_length=4096)]
+    model: ModelName | None = None
     input: Any
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Field(ge=1)] | None = None
@@ -66,7 +66,7 @@ class EmbeddingsRoute:
             for index, row in enumerate(vectors)
         ]
         usage = {"prompt_tokens": count, "total_tokens": count}
-        body = {"object": "list", "data": data, "model": fields.model, "usage": usage}
+        body = {"object": "list", "data": data, "model": chosen.name, "usage": usage}
         return Response(json_bytes(body), media_type="application/json")
 
 

@@ -174,6 +174,8 @@ class Metered:
     async def generate(self, generation: Generation) -> AsyncIterator[Delta]:
         """As the model's own. Raises `Refused` 429 where too many wait, 503 where this one waited too long."""
         figures, exchange = self._figures, current.get()
+        if exchange is not None:
+            exchange.model = exchange.model or self._model.name
         try:
             self._admit(generation)
         except Refused as refused:

@@ -31,6 +31,7 @@ class StreamOptions(Strict):
     include_obfuscation: bool | None = None
 
 
+ModelName = Annotated[str, Field(min_length=1, max_length=4096)]
 Text256 = Annotated[str, Field(max_length=256)]
 Token = Annotated[int, Field(ge=0, lt=1 << 31)]
 
@@ -38,7 +39,7 @@ Token = Annotated[int, Field(ge=0, lt=1 << 31)]
 class GenerationFields(Strict):
     """Fields of chat and of completions; None as if it was not given."""
 
-    model: Annotated[str, Field(min_length=1, max_length=4096)]
+    model: ModelName
     n: Annotated[int, Field(ge=1, le=128)] | None = None
     seed: Annotated[int, Field(ge=-(1 << 63), lt=_SEED_LIMIT)] | None = None
     stop: str | list[str] | None = None
@@ -110,8 +111,12 @@ class Chosen(NamedTuple):
     adapter: str | None
 
 
-def resolve(models: Mapping[str, Any], name: str) -> Chosen:
-    """A model by its name, or an adapter by its own or as "model:adapter". Raises `Refused` (404)."""
+def resolve(models: Mapping[str, Any], name: str | None) -> Chosen:
+    """A model by its name, or an adapter by its own or as "model:adapter"; None: the one there is. Raises `Refused`."""
+    if name is None:
+        if len(models) != 1:
+            raise Refused("this server has several models: name one", param="model")
+        (name,) = models
     if name in models:
         return Chosen(name, models[name], None)
     for model in models.values():

@@ -15,14 +15,14 @@ from ..types import Refused
 from .chat_messages import Message, template_messages
 from .limits import Settings
 from .prompts import prompts_of
-from .requests import Chosen, Strict, json_bytes, read, resolve
+from .requests import ModelName, Strict, json_bytes, read, resolve
 from .schema import json_body
 
 
 class OfModel(Strict):
     """model: may be left out where there is one."""
 
-    model: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
+    model: ModelName | None = None
 
 
 class TokenizeRequest(OfModel):
@@ -50,7 +50,7 @@ class TokenizeRoute:
 
     async def tokenize(self, request: Request) -> Response:
         fields = await read(request, TokenizeRequest, self._settings)
-        model = self._chosen(fields).model
+        model = resolve(self._models, fields.model).model
         text = fields.prompt if fields.prompt is not None else fields.content
         if (text is None) == (fields.messages is None):
             raise Refused("either prompt or messages must be given", param="prompt")
@@ -62,7 +62,7 @@ class TokenizeRoute:
 
     async def detokenize(self, request: Request) -> Response:
         fields = await read(request, DetokenizeRequest, self._settings)
-        model = self._chosen(fields).model
+        model = resolve(self._models, fields.model).model
         tokens: list[int] = []
         if fields.tokens != []:
             if not isinstance(fields.tokens, list) or not isinstance(fields.tokens[0], int):
@@ -70,14 +70,6 @@ class TokenizeRoute:
             (tokens,) = prompts_of(fields.tokens, model.tokenizer, "tokens", 1)
         text = await asyncio.to_thread(model.tokenizer.decode, tokens)
         return Response(json_bytes({"prompt": text, "content": text}), media_type="application/json")
-
-    def _chosen(self, fields: OfModel) -> Chosen:
-        if fields.model is not None:
-            return resolve(self._models, fields.model)
-        if len(self._models) != 1:
-            raise Refused("this server has several models: name one", param="model")
-        (name,) = self._models
-        return resolve(self._models, name)
 
 
 def _tokens(model: Any, fields: TokenizeRequest, text: str | None) -> list[int]:

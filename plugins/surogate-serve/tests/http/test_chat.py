@@ -323,3 +323,8 @@ def test_calls_or_a_form(server):
     assert follows('{"a": 1}')
     assert follows('<tool_call>\n{"name": "weather", "arguments": {}}\n</tool_call>')
     assert not follows("Hello") and not follows('<tool_call>\n{"name": "other"')
+
+
+def test_the_one_model_need_not_be_named(server):
+    reply = httpx.post(server.url + "/v1/chat/completions", json={"messages": HI}).json()
+    assert reply["model"] == "fake" and reply["choices"][0]["message"]["content"] == "Hello there!"
