@@ -71,7 +71,7 @@ class Renderer:
             for each in tokenizer.added_tokens
             if each[:1] in "<[" and each[-1:] in ">]" and each in template.source
         }
-        self._control = Spellings(tokenizer.special_tokens | marks)
+        self._control = Spellings(tokenizer.special_tokens | marks, cut_out="replace" in template.source)
         # An assistant's earlier text may hold what the model wrote itself, such as <think>, but nothing special.
         self._special = Spellings(tokenizer.special_tokens)
         self._plain = tokenizer.plain_encoder(frozenset(marks))
@@ -110,7 +110,7 @@ class Renderer:
             if key == "tool_calls" and value:
                 value = [_with_arguments(call) for call in value]
             if value is not None:
-                result[key] = (self._special if own else self._control).broken_in(value, breaker)
+                result |= (self._special if own else self._control).broken_in({key: value}, breaker)
         reasoning = next((result[name] for name in _REASONING_NAMES if name in result), None)
         return result if reasoning is None else {"thinking": reasoning, **result, "reasoning_content": reasoning}
 

@@ -12,13 +12,17 @@ from typing import Any
 class Spellings:
     """Some tokens' spellings, as one pattern that finds the longest at each place."""
 
-    def __init__(self, spellings: Iterable[str]) -> None:
+    def __init__(self, spellings: Iterable[str], cut_out: bool = False) -> None:
+        """cut_out: parts of a text may be cut out after it was broken, so that a spelling may come of any beginning."""
         words = {each for each in spellings if len(each) > 1}
         self.pattern = re.compile(_pattern_of(words)) if words else None
         self._beginnings = {word[:size] for word in words for size in range(1, len(word))}
         self._longest = max(map(len, self._beginnings), default=0)
         # A place where one begins, even inside another.
-        self._begins = re.compile(f"(?={_pattern_of(words)})") if words else None
+        begin = (
+            "[" + "".join(map(re.escape, sorted({word[0] for word in words}))) + "]" if cut_out else _pattern_of(words)
+        )
+        self._begins = re.compile(f"(?={begin})") if words else None
 
     def broken(self, text: str, breaker: str) -> str:
         """The text with ``breaker`` behind the first character of every spelling, and of what the text's end may be the
@@ -33,14 +37,24 @@ class Spellings:
         return breaker.join(text[start:stop] for start, stop in pairwise(cuts))
 
     def broken_in(self, value: Any, breaker: str) -> Any:
-        """The same for every text in lists and mappings, keys too; other values as they are."""
+        """The same for every text in lists and mappings, keys too. Other values are as they are, and so are keys and
+        values of "role" and "type" that are plain words: templates compare them."""
         if isinstance(value, str):
             return self.broken(value, breaker)
         if isinstance(value, Mapping):
-            return {self.broken_in(key, breaker): self.broken_in(item, breaker) for key, item in value.items()}
+            return {
+                key if _is_word(key) else self.broken_in(key, breaker): item
+                if key in ("role", "type") and _is_word(item)
+                else self.broken_in(item, breaker)
+                for key, item in value.items()
+            }
         if isinstance(value, list | tuple):
             return [self.broken_in(item, breaker) for item in value]
         return value
+
+
+def _is_word(value: Any) -> bool:
+    return isinstance(value, str) and value.isidentifier()
 
 
 def new_breaker() -> str:
