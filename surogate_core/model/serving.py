@@ -13,7 +13,9 @@ from ..dsl import trace
 from ..ir.graph import Graph
 from ..ops.sample import DRAW, SAMPLING
 from ..ops.token_logprobs import MOST
-from ..passes import BankSpec, Recipe, adapter_bank, dead_code, feed_tokens, fuse, fuse_projections, paged_kv, precision
+from ..passes import (
+    BankSpec, Recipe, adapter_bank, dead_code, feed_tokens, fuse, fuse_projections, fuse_rope, paged_kv, precision,
+)
 from ..program import EmitOptions, Emitter, Instruction, Program, emit_each
 from ..program.program import HOST_WRITTEN, PERSISTENT
 from ..weights.formats import byte_count
@@ -48,6 +50,7 @@ def serving_graph(
         fuse_projections(graph, weights.dtypes(graph))
     if adapters is not None:
         adapter_bank(graph, adapters)
+    fuse_rope(graph)
     return dead_code(precision(fuse(graph), recipe))
 
 

@@ -7,6 +7,7 @@ from .feed_tokens import feed_tokens
 from .fuse import fuse
 from .fuse_low_rank import fuse_low_rank
 from .fuse_projections import fuse_projections
+from .fuse_rope import fuse_rope
 from .lora import LoraSpec, lora
 from .paged_kv import paged_kv
 from .precision import RECIPES, Recipe, precision
@@ -15,5 +16,5 @@ from .widen_products import widen_products, widened_names
 
 __all__ = [
     "BankSpec", "LoraSpec", "RECIPES", "Recipe", "adapter_bank", "autodiff", "bank_names", "dead_code", "feed_tokens", "fuse",
-    "fuse_low_rank", "fuse_projections", "lora", "paged_kv", "precision", "recompute", "widen_products", "widened_names",
+    "fuse_low_rank", "fuse_projections", "fuse_rope", "lora", "paged_kv", "precision", "recompute", "widen_products", "widened_names",
 ]

@@ -1,11 +1,9 @@
 // rope(x[T, H, D], positions[T], table[P, R/2, 2]) -> y: each head's first R dims are rotated pair by pair. A token's
 // cosines and sines are laid out once and then serve all of its heads. Rows of x and y may lie apart, and y may be x.
-#include "rows.h"
+#include "rope.h"
 
 namespace sg::cpu::SG_ISA {
 namespace {
-
-constexpr int64_t kMaxRotated = 1024;
 
 int32_t supports(const sg_call *call) {
   const sg_tensor *x = input(call, 0), *positions = input(call, 1), *table = input(call, 2), *y = output(call, 0);
@@ -16,62 +14,6 @@ int32_t supports(const sg_call *call) {
   if (table->rank != 3 || table->shape[2] != 2) return 0;
   const int64_t rotated = 2 * table->shape[1];
   return rotated <= x->shape[2] && rotated <= kMaxRotated ? isa_score(SG_ISA_NAME) : 0;
-}
-
-// Pairs (i, i + half): cosines in angle[0, half), sines in angle[half, 2 half).
-template <class T>
-void rotate_halves(const T *x, T *y, const float *angle, int64_t half) {
-  for_vectors(half, [&](int64_t i, int m) SG_FLATTEN {
-    const vf cos = vload_upto(angle + i, m), sin = vload_upto(angle + half + i, m);
-    const vf a = vload_upto(x + i, m), b = vload_upto(x + half + i, m);
-    vstore_upto(y + i, vfnma(b, sin, vmul(a, cos)), m);
-    vstore_upto(y + half + i, vfma(a, sin, vmul(b, cos)), m);
-  });
-}
-
-inline vf vswap_neighbours(vf x) {
-#if defined(__AVX512F__)
-  return _mm512_permute_ps(x, 0xB1);
-#else
-  return _mm256_permute_ps(x, 0xB1);
-#endif
-}
-
-// Pairs (2i, 2i + 1): angle holds each cosine twice, then each sine as (-sin, sin).
-template <class T>
-void rotate_neighbours(const T *x, T *y, const float *angle, int64_t half) {
-  for_vectors(2 * half, [&](int64_t i, int m) SG_FLATTEN {
-    const vf a = vload_upto(x + i, m);
-    const vf turned = vmul(vswap_neighbours(a), vload_upto(angle + 2 * half + i, m));
-    vstore_upto(y + i, vfma(a, vload_upto(angle + i, m), turned), m);
-  });
-}
-
-void lay_out(const float *pairs, float sign, bool interleaved, int64_t half, float *angle) {
-  for (int64_t i = 0; i < half; ++i) {
-    const float cos = pairs[2 * i], sin = sign * pairs[2 * i + 1];
-    if (interleaved) {
-      angle[2 * i] = angle[2 * i + 1] = cos;
-      angle[2 * half + 2 * i] = -sin;
-      angle[2 * half + 2 * i + 1] = sin;
-    } else {
-      angle[i] = cos;
-      angle[half + i] = sin;
-    }
-  }
-}
-
-template <class T>
-void rotate_token(const T *x, T *y, const float *angle, bool interleaved, int64_t heads, int64_t dim, int64_t half) {
-  for (int64_t head = 0; head < heads; ++head, x += dim, y += dim) {
-    if (interleaved) {
-      rotate_neighbours(x, y, angle, half);
-    } else {
-      rotate_halves(x, y, angle, half);
-    }
-    const size_t passed = static_cast<size_t>(dim - 2 * half) * sizeof(T);
-    if (x != y && passed > 0) std::memcpy(y + 2 * half, x + 2 * half, passed);
-  }
 }
 
 int32_t run(const sg_call *call) {

@@ -7,6 +7,7 @@
 // no thread divides, since a small tensor takes hardly longer than a thread does.
 #include <algorithm>
 
+#include "rope.cuh"
 #include "rows.cuh"
 #include "vectors.cuh"
 
@@ -36,46 +37,6 @@ struct Heads {
   int threads;  // the same, with those that copy dims past R
 };
 
-// V pairs of a head, as two packs: (i, i + half) take one from each, (2i, 2i + 1) two of one.
-template <int V, bool interleaved>
-__device__ inline void turn(const float (&cos)[V], const float (&sin)[V], float (&a)[V], float (&b)[V]) {
-  float out_a[V], out_b[V];
-#pragma unroll
-  for (int i = 0; i < V; ++i) {
-    // Pair i: elements 2i and 2i + 1 of a and b laid end to end, or element i of each.
-    const int left = interleaved ? 2 * i : i, right = interleaved ? 2 * i + 1 : V + i;
-    const float first = left < V ? a[left % V] : b[left % V], second = right < V ? a[right % V] : b[right % V];
-    const float turned_first = fmaf(-second, sin[i], first * cos[i]);
-    const float turned_second = fmaf(first, sin[i], second * cos[i]);
-    (left < V ? out_a : out_b)[left % V] = turned_first;
-    (right < V ? out_a : out_b)[right % V] = turned_second;
-  }
-#pragma unroll
-  for (int i = 0; i < V; ++i) {
-    a[i] = out_a[i];
-    b[i] = out_b[i];
-  }
-}
-
-// Cosines and sines of pairs [pair, pair + V) at a position.
-template <int V>
-__device__ inline void load_angles(const float *table, const Heads &shape, int32_t position, int pair, float sign,
-                                   float (&cos)[V], float (&sin)[V]) {
-  float words[2][V];
-  const bool inside = position >= 0 && position < shape.table_rows;
-  if (inside) {
-    const float *from = table + (static_cast<int64_t>(position) * shape.half + pair) * 2;
-    load<V>(from, words[0]);
-    load<V>(from + V, words[1]);
-  }
-#pragma unroll
-  for (int i = 0; i < V; ++i) {
-    const int at = 2 * i;
-    cos[i] = inside ? words[at / V][at % V] : __int_as_float(0x7fffffff);
-    sin[i] = sign * (inside ? words[(at + 1) / V][(at + 1) % V] : 0.0f);
-  }
-}
-
 template <class T, int V, bool interleaved>
 __global__ void __launch_bounds__(kThreads, 4)
     rope_packs(Heads shape, Rows<const T> x, const int32_t *positions, const float *table, float sign, Rows<T> y) {
@@ -99,7 +60,7 @@ __global__ void __launch_bounds__(kThreads, 4)
   __syncwarp();  // or the compiler has the position loaded first, and waited for, before x
   if (heads <= 0) return;
   float cos[V], sin[V];
-  if (turns) load_angles<V>(table, shape, positions[token], pair, sign, cos, sin);
+  if (turns) load_angles<V>(table, shape.table_rows, shape.half, positions[token], pair, sign, cos, sin);
   T *out = y.data + token * y.stride + first;
 #pragma unroll
   for (int h = 0; h < kHeads; ++h) {
