@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from surogate_core import engine
@@ -12,15 +13,44 @@ from surogate_core.errors import ConfigError
 from surogate_core.ir.graph import Graph
 from surogate_core.model import FrozenWeights, LoadedModel
 from surogate_core.model.programs import decoding_stream
-from surogate_core.model.serving import ServingShape, serving_graph, serving_program, serving_programs
+from surogate_core.model.serving import ServingShape, serving_graph, serving_programs
 from surogate_core.passes import BankSpec
 from surogate_core.passes.paged_kv import BLOCK_SIZE
 from surogate_core.program import Program
-from surogate_core.weights.formats import byte_count
+from surogate_core.weights.formats import FORMATS, byte_count
 
 from . import sizes
 from .options import EngineOptions
 from .sizes import Bucket
+
+
+FEW_TOKENS = 8
+"""Up to so many tokens a device's products read blocks of quantised weights as they are; above, they read decoded ones."""
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """Programs of one graph. few: those of at most FEW_TOKENS tokens (True), the others (False), or all (None)."""
+
+    graph: Graph
+    weights: FrozenWeights
+    adapters: bool
+    few: bool | None = None
+    prefetch: int | None = None
+
+    def takes(self, bucket: Bucket) -> bool:
+        return self.few is None or self.few == (bucket.tokens <= FEW_TOKENS)
+
+    def programs(self, recipe: Any, shapes: Iterable[ServingShape]) -> Iterator[Program]:
+        dtypes = self.weights.dtypes(self.graph)
+        return serving_programs(self.graph, recipe, dtypes, shapes, BLOCK_SIZE, self.prefetch)
+
+    def is_quantised(self) -> bool:
+        return any(FORMATS[dtype].is_block for dtype in self.weights.dtypes(self.graph).values())
+
+    def weight_bytes(self) -> int:
+        dtypes = self.weights.dtypes(self.graph)
+        return sum(byte_count(dtypes[name], tuple(value.shape)) for name, value, _ in self.graph.instances())
 
 
 @dataclass(frozen=True)
@@ -41,13 +71,12 @@ class Runtime:
     def __init__(self, model: LoadedModel, recipe: Any, options: EngineOptions, bank: BankSpec | None) -> None:
         self.model, self.recipe, self.bank = model, recipe, bank
         self.queue = engine.Queue(options.backend, options.device, options.threads)
+        self._asked_for_sequences = options.max_sequences is not None
+        self.context = _context(model, options)
         decoded = sizes.decodes_weights(options, sum(math.prod(each.shape) for _, each in model.dsl().parameters()))
         self.weights = FrozenWeights(model, recipe.compute, options.backend, options.device, decoded)
-        self._asked_for_sequences = options.max_sequences is not None
-        self._prefetch = decoding_stream(options.backend)
-        self.context = _context(model, options)
-        self._graphs = [self._graph(None)] + ([] if bank is None else [self._graph(bank)])
-        self.vocab = self._graphs[0].outputs["logits"].shape[1]
+        self._kinds = [kind for each in dict.fromkeys((None, bank)) for kind in self._kinds_of(each)]
+        self.vocab = self._kinds[0].graph.outputs["logits"].shape[1]
         self.memories: dict[str, engine.Memory] = {}
         """What the sessions share, by storage: caches, tables, counts, banks."""
         self.options, self.blocks = self._fitted(options)
@@ -57,12 +86,12 @@ class Runtime:
 
     def open(self) -> Iterator[Opened]:
         """Opens the sessions, those without adapters first, the largest of each kind first."""
-        for kind, graph in enumerate(self._graphs):
-            buckets = sizes.buckets(self.options, self.context, plain=kind == 0)
+        for kind in self._kinds:
+            buckets = sizes.buckets(self.options, self.context, plain=not kind.adapters)
+            buckets = [bucket for bucket in buckets if kind.takes(bucket)]
             shapes = [self._shape(self.options, bucket, self.blocks) for bucket in buckets]
-            programs = serving_programs(graph, self.recipe, self.weights.dtypes(graph), shapes, BLOCK_SIZE, self._prefetch)
-            for bucket, program in zip(buckets, programs, strict=True):
-                yield Opened(self._open(graph, program), bucket, kind > 0)
+            for bucket, program in zip(buckets, kind.programs(self.recipe, shapes), strict=True):
+                yield Opened(self._open(kind, program), bucket, kind.adapters)
 
     def memory(self, name: str, size: int) -> engine.Memory:
         """The state called ``name``, made at first use."""
@@ -70,19 +99,37 @@ class Runtime:
             self.memories[name] = engine.Memory(self.options.backend, size, self.options.device)
         return self.memories[name]
 
-    def _graph(self, bank: BankSpec | None) -> Graph:
-        return serving_graph(self.model, self.recipe, self.weights, max_positions=self.context, adapters=bank)
+    def _kinds_of(self, bank: BankSpec | None) -> list[_Kind]:
+        """On a device quantised weights are there decoded too, or are decoded ahead of the products; but steps of few tokens
+        read the blocks, which are fewer bytes."""
+        adapters, stored = bank is not None, self._stored
+        kind = _Kind(self._graph(self.weights, bank), self.weights, adapters)
+        few = kind if stored is self.weights else _Kind(self._graph(stored, bank), stored, adapters)
+        if self.queue.backend == "cpu" or not few.is_quantised():
+            return [kind]
+        ahead = decoding_stream(self.queue.backend) if few is kind else None
+        return [replace(kind, few=False, prefetch=ahead), replace(few, few=True)]
+
+    @cached_property
+    def _stored(self) -> FrozenWeights:
+        """The weights as they are stored, as far as programs can read them so."""
+        if not self.weights.decoded:
+            return self.weights
+        return FrozenWeights(self.model, self.recipe.compute, self.queue.backend, self.queue.device)
+
+    def _graph(self, weights: FrozenWeights, bank: BankSpec | None) -> Graph:
+        return serving_graph(self.model, self.recipe, weights, max_positions=self.context, adapters=bank)
 
     def _shape(self, options: EngineOptions, bucket: Bucket, blocks: int) -> ServingShape:
         places = sizes.places(options)
         return ServingShape(bucket.tokens, bucket.rows, places, blocks, sizes.sequence_blocks(self.context), places)
 
-    def _open(self, graph: Graph, program: Program) -> engine.Session:
-        session = self.weights.open_session(
-            graph, program, queue=self.queue, batch_invariant=self.options.batch_invariant
+    def _open(self, kind: _Kind, program: Program) -> engine.Session:
+        session = kind.weights.open_session(
+            kind.graph, program, queue=self.queue, batch_invariant=self.options.batch_invariant
         )
         for storage in program.external():
-            if not storage.name.startswith("weight.") and storage.name not in graph.constants:
+            if not storage.name.startswith("weight.") and storage.name not in kind.graph.constants:
                 session.bind(storage.name, self.memory(storage.name, storage.bytes))
         return session
 
@@ -99,18 +146,19 @@ class Runtime:
 
     def _blocks(self, options: EngineOptions) -> int:
         """What fits beside everything else, by the plan of the largest program on a cache of one block."""
-        graph, bucket = self._graphs[-1], sizes.buckets(options, self.context)[0]
-        shape = self._shape(options, bucket, 1)
-        program = serving_program(graph, self.recipe, self.weights.dtypes(graph), shape, BLOCK_SIZE, self._prefetch)
+        kind = next(kind for kind in reversed(self._kinds) if not kind.few)
+        shape = self._shape(options, sizes.buckets(options, self.context)[0], 1)
+        program = next(kind.programs(self.recipe, [shape]))
         planned = engine.plan(program.to_bytes(), options.backend, self.queue.threads, options.device)
         needed = sum(planned["arenas"].values()) + planned["workspace"]
+        needed += sum(other.weight_bytes() for other in self._kinds[:2] if other.weights is not kind.weights)
         mapped = options.backend == "cpu"  # weights that are read where their file is mapped can be dropped
         needed += sum(size for name, size in planned["external"].items() if not (mapped and name.startswith("weight.")))
         return sizes.blocks(options, self.block_bytes(), needed, sizes.sequence_blocks(self.context))
 
     def block_bytes(self) -> int:
         """Keys and values of one block in all layers."""
-        graph, total = self._graphs[0], 0
+        graph, total = self._kinds[0].graph, 0
         for name in graph.layers:
             for value in graph.regions[name].states.values():
                 if value.role in ("key_cache", "value_cache"):
