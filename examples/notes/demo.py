@@ -4,7 +4,7 @@
     python examples/notes/demo.py --quick   200 rows, and checks the result (exit code 1 when it falls short)
 
 Everything a user would type is done through the same functions as the commands: fetch-default-model, sft, generate, merge,
-export. Results are in output/notes.
+export. Then `surogate serve output/notes` serves what was trained, and is asked over HTTP. Results are in output/notes.
 """
 
 from __future__ import annotations
@@ -12,10 +12,14 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import httpx
 from rich.console import Console
 from rich.table import Table
 
@@ -70,6 +74,39 @@ def show(console: Console, rows: list[dict], answers: dict[str, list[str]]) -> d
     return scores
 
 
+@contextmanager
+def server() -> Iterator[str]:
+    """The URL of `surogate serve output/notes`, which ends when this does."""
+    command = [sys.executable, "-c", "from surogate_core.cli import main; main()", "serve", str(OUTPUT), "--port", "0"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        line = process.stdout.readline().strip()
+        if not line:
+            raise SystemExit("the server did not start; its message is above")
+        yield line.rsplit(" ", 1)[-1]
+    finally:
+        process.terminate()
+        code = process.wait(30)
+    if code != 0:
+        raise SystemExit(f"the server ended with {code}")
+
+
+def ask_server(console: Console, row: dict) -> bool:
+    """Asks the served adapter about one note; whether the answer is JSON."""
+    with server() as url:
+        models = [each["id"] for each in httpx.get(f"{url}/v1/models").json()["data"]]
+        body = {"model": OUTPUT.name, "messages": row["messages"][:-1], "max_tokens": 64, "temperature": 0}
+        answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60).raise_for_status().json()
+    console.print(f"\nserved    {', '.join(models)} at {url}/v1, asked as {body['model']!r}", style="bold")
+    console.print(f"note      {row['messages'][-2]['content']}")
+    text = answer["choices"][0]["message"]["content"]
+    console.print(f"answer    {text}   ({answer['usage']['completion_tokens']} tokens)")
+    try:
+        return isinstance(json.loads(text), dict)
+    except ValueError:
+        return False
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="train on 200 rows, and check the result")
@@ -93,11 +130,14 @@ def main() -> int:
         "gguf": answer_all(OUTPUT / "merged.gguf", rows),
     }
     scores = show(console, rows, answers)
+    served = ask_server(console, rows[0])
     console.print(f"\ntrained in {seconds:.0f} s; everything took {time.perf_counter() - started:.0f} s")
     console.print(f"merged    {OUTPUT / 'merged'} (Hugging Face), {OUTPUT / 'merged.gguf'} (q8_0)")
     minimum = MINIMUM["quick" if quick else "full"]
     short = [f"{name}: {key} {scores[name][key]:.0%} < {least:.0%}" for name in ("after", "merged", "gguf")
              for key, least in minimum.items() if scores[name][key] < least]
+    if not served:
+        short.append("served: the answer is no JSON")
     for line in short:
         console.print(f"too low   {line}", style="red")
     return 1 if short else 0
