@@ -1,5 +1,5 @@
 """linear for a few tokens on CUDA, beyond the op's samples: sizes that fill tiles and sizes that don't, rows apart,
-every kind of bias, and that a token's bits don't depend on how many others there are."""
+every kind of bias, weights in blocks, and that a token's bits don't depend on how many others there are."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from surogate_core import engine
 from surogate_core.weights.quants import dequantize, quantize
 
 pytestmark = pytest.mark.cuda
+
+BACKEND = "cuda"
 
 TOLERANCE = {"f32": 3e-6, "bf16": 4e-3}
 
@@ -52,7 +54,7 @@ class Product:
         result = memory[:, : self.n] if self.gap else memory
         engine.run_op(
             "linear", [first(self.x), self.weight, self.bias, first(self.addend)],
-            [(result, self.result_dtype, (count, self.n))], {"alpha": 0.5}, backend="cuda", kernel=kernel,
+            [(result, self.result_dtype, (count, self.n))], {"alpha": 0.5}, backend=BACKEND, kernel=kernel,
         )
         assert np.isnan(dequantize(np.ascontiguousarray(memory[:, self.n :]), self.result_dtype)).all()
         return dequantize(np.ascontiguousarray(result), self.result_dtype)
@@ -78,9 +80,18 @@ def test_rows_that_cannot_be_packed(n, k, gap, bias):
     Product(5, n, k, gap=gap, bias=bias, addend=True).check("few")
 
 
-def test_bits_of_a_token_do_not_depend_on_the_others():
+@pytest.mark.parametrize("weight", ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k", "q5_k", "q6_k"))
+@pytest.mark.parametrize(("tokens", "blocks"), ((1, 1), (8, 9), (3, 65)))
+def test_weights_in_blocks(weight, tokens, blocks):
+    k = blocks * (256 if weight.endswith("k") else 32)
+    Product(tokens, 41, k, weight=weight).check("few_blocks")
+    Product(tokens, 41, k, gap=3, bias="f32", addend=True, weight=weight).check("few_blocks")
+
+
+@pytest.mark.parametrize(("kernel", "weight"), (("few", "bf16"), ("few_blocks", "q4_1")))
+def test_bits_of_a_token_do_not_depend_on_the_others(kernel, weight):
     for n in (64, 9000):
-        product = Product(8, n, 576, bias="bf16", result="f32")
-        whole = product.run("few")
-        for tokens in range(1, 8):
-            assert product.run("few", tokens).tobytes() == whole[:tokens].tobytes()
+        product = Product(21, n, 576, bias="bf16", addend=True, result="f32", weight=weight)
+        whole = product.run(kernel)
+        for tokens in range(1, 21):
+            assert product.run(kernel, tokens).tobytes() == whole[:tokens].tobytes()

@@ -77,7 +77,8 @@ __global__ void __launch_bounds__(kFewThreads, 2)
     linear_few_kernel(FewProblem p, int64_t weight_stride, const bf16 *x, const bf16 *weight, const Y *addend, Y *y) {
   constexpr int kRows = 16 * tiles;
   __shared__ float partial[kFewWarps][kRows * kFewStride];
-  const int64_t first = static_cast<int64_t>(blockIdx.x) * kRows;
+  const FewSlice slice(p.tokens);
+  const int64_t first = slice.tile * kRows;
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = lane_index(), group = lane / 4;
   if (packed && threadIdx.x < kRows && first + threadIdx.x < p.n) {
     const int64_t bytes = min(2 * p.k, kBytesAhead);
@@ -88,8 +89,9 @@ __global__ void __launch_bounds__(kFewThreads, 2)
   const bf16 *rows[2 * tiles];
 #pragma unroll
   for (int i = 0; i < 2 * tiles; ++i) rows[i] = weight + min(first + 8 * i + group, p.n - 1) * weight_stride;
-  const bool is_token = group < p.tokens;
-  x += is_token ? group * p.x_stride : 0;
+  const int token = slice.first_token + group;
+  const bool is_token = token < p.tokens;
+  x += is_token ? token * p.x_stride : 0;
   const int k = static_cast<int>(p.k);
   float sums[tiles][4] = {};
   for (int begin = warp * kGroup; begin < k; begin += kFewWarps * kGroup) {
@@ -107,7 +109,7 @@ __global__ void __launch_bounds__(kFewThreads, 2)
     }
   }
   __syncthreads();
-  finish_few<kRows>(p, first, partial, addend, y);
+  finish_few<kRows>(p, first, slice.first_token, partial, addend, y);
 }
 
 int32_t supports(const sg_call *call) {
@@ -115,9 +117,7 @@ int32_t supports(const sg_call *call) {
   if (!read_few(call, &p)) return 0;
   const sg_tensor *weight = input(call, 1);
   if (weight->dtype != SG_BF16 || !has_dense_rows(weight)) return 0;
-  // What cannot be packed runs, and does not hurry.
-  const bool packs = p.k % 8 == 0 && (weight->shape[0] <= 1 || weight->strides[0] % 8 == 0);
-  return packs ? 30 : 5;
+  return few_score(p.tokens, p.k % 8 == 0 && (weight->shape[0] <= 1 || weight->strides[0] % 8 == 0));
 }
 
 template <class Y>
@@ -128,11 +128,12 @@ void launch(const sg_call *call, const FewProblem &p) {
   const bool packed =
       p.k % 8 == 0 && can_pack<8>(x, p.tokens > 1 ? p.x_stride : 0) && can_pack<8>(rows, p.n > 1 ? stride : 0);
   // Fewer than two blocks of 32 rows a multiprocessor would leave memory idle where a block begins and ends.
-  const bool wide = packed && p.tokens > 4 && p.n >= 64 * static_cast<int64_t>(device().units);
+  const bool wide = packed && p.tokens > kFewTokens / 2 && p.n >= 64 * static_cast<int64_t>(device().units);
   const auto kernel = wide     ? linear_few_kernel<2, true, Y>
                       : packed ? linear_few_kernel<1, true, Y>
                                : linear_few_kernel<1, false, Y>;
-  launch_ahead(call, static_cast<unsigned>(ceil_div(p.n, wide ? 32 : 16)), kFewThreads, 0, kernel, p, stride, x, rows,
+  const int64_t blocks = ceil_div(p.n, wide ? 32 : 16) * few_slices(p.tokens);
+  launch_ahead(call, static_cast<unsigned>(blocks), kFewThreads, 0, kernel, p, stride, x, rows,
                data<const Y>(input(call, 3)), data<Y>(output(call, 0)));
 }
 
@@ -144,7 +145,7 @@ int32_t run(const sg_call *call) {
   return launched(call);
 }
 
-constexpr sg_kernel kernel = describe_kernel("linear", "few", 3, supports, nullptr, run);
+constexpr sg_kernel kernel = row_invariant(describe_kernel("linear", "few", 3, supports, nullptr, run));
 SG_REGISTER_KERNEL(kernel);
 
 }  // namespace

@@ -18,7 +18,7 @@ __device__ inline uint4 load_streamed(const void *from) {
 }
 
 // Brings `bytes` (a multiple of 16) at a multiple of 16 to the second-level cache. All memory is read and written
-// through that cache, so this may go ahead of a kernel that writes these bytes: what is loaded later is what was written.
+// through that cache, so this may go ahead of a kernel that writes these bytes: what is loaded later is what it wrote.
 __device__ inline void bring_closer(const void *from, uint32_t bytes) {
 #if __CUDA_ARCH__ >= 900
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(__cvta_generic_to_global(from)), "r"(bytes)

@@ -126,7 +126,12 @@ void launch(const sg_call *call) {
                                                    data<T>(output(call, 0)));
 }
 
-constexpr sg_kernel kernel = describe_kernel("paged_attention", "cuda", -1, supports, nullptr, run_paged_attention);
+constexpr sg_kernel describe() {
+  sg_kernel kernel = describe_kernel("paged_attention", "cuda", -1, supports, nullptr, run_paged_attention);
+  kernel.traits |= SG_TRAIT_ROW_INVARIANT;  // a block makes one head of one token
+  return kernel;
+}
+constexpr sg_kernel kernel = describe();
 SG_REGISTER_KERNEL(kernel);
 
 }  // namespace

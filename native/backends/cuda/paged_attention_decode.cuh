@@ -1,10 +1,10 @@
 // Tokens of their own, each against its cached keys: what a decoding step asks of paged_attention.
 //
 // A key-value head's keys are read once for all of its query heads. A warp takes 16 keys at a time, straight from
-// memory into the fragments of mma.m16n8k16 without shared memory: keys and the dimensions of values are the rows of the
-// products, query heads the columns. A thread takes 16 neighbouring bytes where the instruction's own layout would have
-// it take 4; queries are read the same way. The next keys are under way while weights are made, the next values while
-// keys are multiplied: 8 KB a warp.
+// memory into the fragments of mma.m16n8k16 without shared memory: keys and the dimensions of values are the rows of
+// the products, query heads the columns. A thread takes 16 neighbouring bytes where the instruction's own layout would
+// have it take 4; queries are read the same way. The next keys are under way while weights are made, the next values
+// while keys are multiplied: 8 KB a warp.
 //
 // The keys of a token are cut into at most kMostSplits splits, whose sums are folded in their order. Where they are cut
 // depends on the position alone, and a fold is the same arithmetic wherever it is done: a token's bits depend on it
