@@ -68,6 +68,16 @@ def write_tiny() -> Callable[..., Path]:
 
 
 @pytest.fixture(scope="session")
+def write_adapter_for() -> Callable[..., Path]:
+    """`write_tiny_adapter`."""
+
+    def write(folder: Path, seed: int, rank: int = 4, **changes: Any) -> Path:
+        return write_tiny_adapter(folder, seed, rank, **changes)
+
+    return write
+
+
+@pytest.fixture(scope="session")
 def adapter(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
     """Folders of adapters of that model, by seed."""
     root = tmp_path_factory.mktemp("adapters")

@@ -103,6 +103,8 @@ class Adapters:
                 )
             before, self._named[name] = self._named.get(name), held
             self._leave(before)
+        if None in self._slots:
+            self._place(held)  # its first request need not wait for that
 
     def unload(self, name: str) -> None:
         """Requests that run with it go on. Raises `Refused` (404)."""
