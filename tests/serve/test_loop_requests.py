@@ -146,6 +146,13 @@ def test_thinking_that_the_answer_has_to_open(tiny, client):
     assert client.ask(PROMPT, thinking_budget=3, opening=other, **fields).tokens == wanted
 
 
+def test_no_thinking_and_log_probabilities_of_the_prompt(tiny, client):
+    """What is written before the first draw is not of the prompt."""
+    answer = client.ask(PROMPT, thinking_budget=0, thinking_end=[250, 251, 252], max_tokens=5, prompt_logprobs=True)
+    assert answer.tokens == [250, 251, 252, *tiny.greedy([*PROMPT, 250, 251, 252], 2)]
+    assert [row[0] for row in answer.prompt_logprobs] == PROMPT
+
+
 def test_thinking_that_ends_by_itself(tiny, client):
     wanted = tiny.greedy(PROMPT, 12)
     answer = client.ask(PROMPT, thinking_budget=6, thinking_end=wanted[2:4], max_tokens=12)

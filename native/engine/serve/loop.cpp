@@ -379,13 +379,13 @@ void Loop::judge(const Step &step, const Results &results) {
     handle_tokens_.push_back(token);
   }
   if (handles_.empty()) return;
-  std::vector<Verdict> said(handles_.size(), Verdict::kGoesOn);
-  masks_->accept(handles_, handle_tokens_, said);
+  said_.assign(handles_.size(), Verdict::kGoesOn);
+  masks_->accept(handles_, handle_tokens_, said_);
   size_t next = 0, row = 0;
   for (const Chunk &chunk : step.chunks) {
     const Sequence &s = *chunk.sequence;
     if (!chunk.samples || s.grammar < 0) continue;
-    if (!s.finished && chunk.epoch == s.epoch && results.sampled[chunk.sampled_row()] >= 0) verdicts_[row] = said[next++];
+    if (!s.finished && chunk.epoch == s.epoch && results.sampled[chunk.sampled_row()] >= 0) verdicts_[row] = said_[next++];
     row += 1;
   }
 }

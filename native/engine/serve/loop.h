@@ -120,7 +120,7 @@ class SUROGATE_API Loop {
   std::vector<int64_t> cancelled_;
   std::vector<int64_t> handles_;          // grammars of a step, with
   std::vector<int32_t> handle_tokens_;
-  std::vector<Verdict> verdicts_;
+  std::vector<Verdict> verdicts_, said_;
   std::vector<uint8_t> failed_masks_;
   std::vector<uint32_t> mask_rows_;
   std::vector<const Chunk *> masked_chunks_;

@@ -191,18 +191,22 @@ bool Scheduler::try_admit(const SequenceRef &sequence) {
   return true;
 }
 
+// Of the tokens that are to be computed, how many are about the prompt's next one, whose log-probability is wanted.
+int32_t Scheduler::prompt_rows_left(const Sequence &s) {
+  if (!s.group->wants_prompt_logprobs() || s.group->prompt_done) return 0;
+  return std::max(0, s.group->prompt_tokens() - 1 - s.scheduled);
+}
+
 // Rows of logits for `count` more tokens of a sequence.
 int32_t Scheduler::rows_of(const Sequence &s, int32_t count) {
   const bool samples = s.scheduled + count == s.known() + s.flying;
-  if (!s.group->wants_prompt_logprobs() || s.group->prompt_done) return samples ? 1 : 0;
-  return count;  // each token's logits are about the next one: of the prompt, or sampled
+  return std::min(count, prompt_rows_left(s)) + (samples ? 1 : 0);
 }
 
 // How many of `wanted` tokens can be had with so many rows.
 int32_t Scheduler::share_of(const Sequence &s, int32_t wanted, int32_t rows_left) const {
-  const int32_t rows = rows_of(s, wanted);
-  if (rows <= rows_left) return wanted;
-  return rows > 1 ? rows_left : wanted - 1;
+  if (wanted == 0 || rows_of(s, wanted) <= rows_left) return wanted;
+  return rows_left < prompt_rows_left(s) ? std::min(wanted - 1, rows_left) : wanted - 1;
 }
 
 // The oldest first, but none takes it all while others wait for their first tokens.

@@ -63,6 +63,7 @@ class SUROGATE_API Scheduler {
   void preempt_last();
   void leave(Sequence &sequence);  // blocks and place
   int32_t share_of(const Sequence &sequence, int32_t wanted, int32_t rows_left) const;
+  static int32_t prompt_rows_left(const Sequence &sequence);
   static int32_t rows_of(const Sequence &sequence, int32_t count);
 
   SchedulerOptions options_;
