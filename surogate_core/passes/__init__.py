@@ -15,6 +15,7 @@ from .recompute import recompute
 from .widen_products import widen_products, widened_names
 
 __all__ = [
-    "BankSpec", "LoraSpec", "RECIPES", "Recipe", "adapter_bank", "autodiff", "bank_names", "dead_code", "feed_tokens", "fuse",
-    "fuse_low_rank", "fuse_projections", "fuse_rope", "lora", "paged_kv", "precision", "recompute", "widen_products", "widened_names",
+    "BankSpec", "LoraSpec", "RECIPES", "Recipe", "adapter_bank", "autodiff", "bank_names", "dead_code", "feed_tokens",
+    "fuse", "fuse_low_rank", "fuse_projections", "fuse_rope", "lora", "paged_kv", "precision", "recompute",
+    "widen_products", "widened_names",
 ]
