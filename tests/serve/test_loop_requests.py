@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from .conftest import CONTEXT, Client, prompts
+from .conftest import CONTEXT, Client, Model, prompts
 
 PROMPT = prompts(1, seed=1, low=30, high=30)[0]
 
@@ -237,6 +237,24 @@ def test_prompt_logprobs(tiny, opened, budget):
         assert rows[i][1] == pytest.approx(expected[PROMPT[i]], abs=1e-4)
         assert [id for id, _ in rows[i][2]] == np.argsort(-expected)[:2].tolist()
     assert client.answers[id, 1].prompt_logprobs is None and client.answers[id, 1].tokens == answer.tokens
+
+
+def test_a_row_of_no_numbers(tiny, tiny_folder, opened):
+    """A token whose embedding is NaN ends its own request, and leaves nothing in the cache."""
+    model = Model(tiny_folder)
+    name, shape = next((name, p.shape) for name, p in model.loaded.dsl().parameters() if "embed" in name)
+    table = model.weights.array(name, shape).copy()
+    table[259] = np.nan
+    model.weights.adopt(name, "f32", table)
+    loop = model.open(budget=16, buckets=[16])  # the prompt's first chunks end well
+    opened.append(loop)
+    client = Client(loop)
+    good, bad = client.submit(PROMPT, max_tokens=12), client.submit([*PROMPT, 259, *PROMPT], max_tokens=12)
+    client.wait()
+    assert client.answers[good, 0].tokens == tiny.greedy(PROMPT, 12)
+    assert client.answers[bad, 0].finish == "error" and "not numbers" in client.answers[bad, 0].error
+    assert client.ask(PROMPT, max_tokens=12).tokens == tiny.greedy(PROMPT, 12)
+    assert loop.stats()["alive"] and loop.stats()["failures"] == 0
 
 
 # ---- grammars
