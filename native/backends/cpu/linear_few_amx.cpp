@@ -57,9 +57,9 @@ inline vf lower_halves(__m512i fields) { return _mm512_cvtph_ps(_mm512_cvtepi32_
 
 // A Reader has the elements of a unit, whether codes are signed and whether a unit has an offset, and `read`: codes and
 // scales of `count` elements of 16 rows from `rows` on. Codes lie in the order of the elements.
-template <int bytes, bool has_minimum>
+template <int bytes, bool has_minimum, bool has_high>
 struct NibbleReader {
-  static constexpr int kUnit = 32;
+  static constexpr int kUnit = 32, kHigh = has_minimum ? 4 : 2, kCodes = kHigh + (has_high ? 4 : 0);
   static constexpr bool kSigned = !has_minimum, kHasOffset = has_minimum;
   static Tiles read(const uint8_t *rows, int64_t row_bytes, int64_t count, Span *span) {
     const int64_t blocks = count / 32;
@@ -67,7 +67,7 @@ struct NibbleReader {
       const uint8_t *row = rows + r * row_bytes;
       fetch_ahead(row, blocks * bytes);
       for (int64_t b = 0; b < blocks; b += 2) {
-        const uint8_t *left = row + b * bytes + (has_minimum ? 4 : 2), *right = b + 1 < blocks ? left + bytes : left;
+        const uint8_t *left = row + b * bytes, *right = b + 1 < blocks ? left + bytes : left;
         _mm512_store_si512(span->codes + r * kCodeStride + b * 32, unpack(left, right));
       }
       for (int64_t b = 0; b < blocks; b += kLanes) {
@@ -80,22 +80,105 @@ struct NibbleReader {
     }
     return {span->codes, 32, kCodeStride};
   }
-  // Low nibbles of a block, then its high ones; two blocks.
+  // Low nibbles of a block, then its high ones, both with their fifth bits; two blocks.
   static __m512i unpack(const uint8_t *left, const uint8_t *right) {
     const __m512i shifts = _mm512_setr_epi32(0, 0, 0, 0, 4, 4, 4, 4, 0, 0, 0, 0, 4, 4, 4, 4);
-    __m512i both = _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i *>(left)));
-    both = _mm512_mask_broadcast_i32x4(both, 0xff00, _mm_loadu_si128(reinterpret_cast<const __m128i *>(right)));
+    __m512i both = _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i *>(left + kCodes)));
+    both = _mm512_mask_broadcast_i32x4(both, 0xff00, _mm_loadu_si128(reinterpret_cast<const __m128i *>(right + kCodes)));
     const __m512i codes = _mm512_and_si512(_mm512_srlv_epi32(both, shifts), _mm512_set1_epi8(15));
-    return has_minimum ? codes : _mm512_sub_epi8(codes, _mm512_set1_epi8(8));
+    if constexpr (!has_high) return has_minimum ? codes : _mm512_sub_epi8(codes, _mm512_set1_epi8(8));
+    const __mmask64 high = load_u32(left + kHigh) | static_cast<__mmask64>(load_u32(right + kHigh)) << 32;
+    const __m512i sixteen = _mm512_set1_epi8(16);
+    if constexpr (has_minimum) return _mm512_mask_add_epi8(codes, high, codes, sixteen);
+    return _mm512_mask_sub_epi8(codes, ~high, codes, sixteen);
+  }
+};
+
+// The formats of 256 elements. Inner: its bytes, units and `read_block`, which unpacks one block of a row.
+template <class Inner>
+struct WideReader : Inner {
+  static Tiles read(const uint8_t *rows, int64_t row_bytes, int64_t count, Span *span) {
+    for (int64_t r = 0; r < kRows; ++r) {
+      const uint8_t *block = rows + r * row_bytes;
+      fetch_ahead(block, count / 256 * Inner::kBytes);
+      for (int64_t k = 0; k < count; k += 256, block += Inner::kBytes) {
+        const int64_t unit = r * kMaxUnits + k / Inner::kUnit;
+        Inner::read_block(block, span->codes + r * kCodeStride + k, span->scales + unit, span->offsets + unit);
+      }
+    }
+    return {span->codes, Inner::kUnit, kCodeStride};
+  }
+};
+
+inline __m512i twice(const uint8_t *p) {
+  return _mm512_broadcast_i64x4(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(p)));
+}
+inline __m512i halves(int low, int high) {
+  return _mm512_inserti64x4(_mm512_set1_epi32(low), _mm256_set1_epi32(high), 1);
+}
+
+// Eight sub-blocks of 32: scales and minimums of six bits, packed as quant.h's unpack_scale says.
+template <bool has_high>
+struct SixBitScales {
+  static constexpr int kUnit = 32, kBytes = has_high ? 176 : 144;
+  static constexpr bool kSigned = false, kHasOffset = true;
+  static void read_block(const uint8_t *block, uint8_t *codes, float *scales, float *offsets) {
+    for (int pair = 0; pair < 4; ++pair) {
+      const __m512i bytes = twice(block + (has_high ? 48 : 16) + 32 * pair);
+      __m512i code = _mm512_and_si512(_mm512_srlv_epi32(bytes, halves(0, 4)), _mm512_set1_epi8(15));
+      if constexpr (has_high) {
+        const __m512i bit = halves(0x01010101 << (2 * pair), static_cast<int>(0x02020202u << (2 * pair)));
+        code = _mm512_mask_add_epi8(code, _mm512_test_epi8_mask(twice(block + 16), bit), code, _mm512_set1_epi8(16));
+      }
+      _mm512_store_si512(codes + 64 * pair, code);
+    }
+    const uint32_t a = load_u32(block + 4), b = load_u32(block + 8), c = load_u32(block + 12);
+    const uint32_t six = 0x3f3f3f3f, four = 0x0f0f0f0f, two = 0x03030303;
+    const uint64_t scale = (a & six) | static_cast<uint64_t>((c & four) | (a >> 6 & two) << 4) << 32;
+    const uint64_t minimum = (b & six) | static_cast<uint64_t>((c >> 4 & four) | (b >> 6 & two) << 4) << 32;
+    const __m128i all = _mm_set_epi64x(static_cast<int64_t>(minimum), static_cast<int64_t>(scale));
+    const vf factors = _mm512_insertf32x8(vset(load_half(block)), _mm256_set1_ps(-load_half(block + 2)), 1);
+    const vf values = vmul(vto_float(_mm512_cvtepu8_epi32(all)), factors);
+    _mm256_storeu_ps(scales, _mm512_castps512_ps256(values));
+    _mm256_storeu_ps(offsets, _mm512_extractf32x8_ps(values, 1));
+  }
+};
+
+// Sixteen sub-blocks of 16 with scales of eight bits.
+struct EightBitScales {
+  static constexpr int kUnit = 16, kBytes = 210;
+  static constexpr bool kSigned = true, kHasOffset = false;
+  static void read_block(const uint8_t *block, uint8_t *codes, float *scales, float *) {
+    for (int half = 0; half < 2; ++half) {
+      const __m512i nibbles = _mm512_loadu_si512(block + 64 * half), pairs = twice(block + 128 + 32 * half);
+      for (int side = 0; side < 2; ++side) {  // elements 0 to 63 of the half, and the others
+        const __m512i low = _mm512_and_si512(_mm512_srli_epi32(nibbles, side * 4), _mm512_set1_epi8(15));
+        const __m512i shifted = _mm512_srlv_epi32(pairs, halves(4 * side, 4 * side + 2));
+        const __m512i high = _mm512_slli_epi32(_mm512_and_si512(shifted, _mm512_set1_epi8(3)), 4);
+        const __m512i code = _mm512_sub_epi8(_mm512_or_si512(low, high), _mm512_set1_epi8(32));
+        _mm512_store_si512(codes + 128 * half + 64 * side, code);
+      }
+    }
+    vstore(scales, vmul(vto_float(vload_i8(block + 192)), vset(load_half(block + 208))));
   }
 };
 
 template <int32_t dtype>
 struct Reader;
 template <>
-struct Reader<SG_Q4_0> : NibbleReader<18, false> {};
+struct Reader<SG_Q4_0> : NibbleReader<18, false, false> {};
 template <>
-struct Reader<SG_Q4_1> : NibbleReader<20, true> {};
+struct Reader<SG_Q4_1> : NibbleReader<20, true, false> {};
+template <>
+struct Reader<SG_Q5_0> : NibbleReader<22, false, true> {};
+template <>
+struct Reader<SG_Q5_1> : NibbleReader<24, true, true> {};
+template <>
+struct Reader<SG_Q4_K> : WideReader<SixBitScales<false>> {};
+template <>
+struct Reader<SG_Q5_K> : WideReader<SixBitScales<true>> {};
+template <>
+struct Reader<SG_Q6_K> : WideReader<EightBitScales> {};
 template <>
 struct Reader<SG_Q8_0> {
   static constexpr int kUnit = 32, kBytes = 34;
@@ -162,23 +245,26 @@ inline void add_unit(vf (&totals)[kRows], const int32_t *sums, const TokenUnit<R
   }
 }
 
-// Adds the products of a span of `units` with eight tokens. Sums are scaled two units behind the tiles.
+// Units between the tiles and the scaling of their sums: as long as a product's way through memory takes.
+constexpr int64_t kLead = 3, kRing = 4;
+
+// Adds the products of a span of `units` with eight tokens.
 template <class R>
 void multiply_span(const Tiles &tiles, const Span &span, int64_t units, const TokenUnit<R::kUnit> *x, float *of_rows) {
   constexpr int64_t kSquare = kRows * 2 * kTokens;
-  alignas(64) int32_t sums[4 * kSquare];
+  alignas(64) int32_t sums[kRing * kSquare];
   vf totals[kRows];
 #pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r) totals[r] = vload(of_rows + r * 2 * kTokens);
   const auto multiply = [&](int64_t u) {
     const uint8_t *codes = tiles.first + u * tiles.unit_bytes;
-    if (u % 2 == 0) multiply_even<R::kSigned>(codes, tiles.row_bytes, x[u].digits, sums + u % 4 * kSquare);
-    else multiply_odd<R::kSigned>(codes, tiles.row_bytes, x[u].digits, sums + u % 4 * kSquare);
+    if (u % 2 == 0) multiply_even<R::kSigned>(codes, tiles.row_bytes, x[u].digits, sums + u % kRing * kSquare);
+    else multiply_odd<R::kSigned>(codes, tiles.row_bytes, x[u].digits, sums + u % kRing * kSquare);
   };
-  for (int64_t u = 0; u < std::min<int64_t>(2, units); ++u) multiply(u);
+  for (int64_t u = 0; u < std::min(kLead, units); ++u) multiply(u);
   for (int64_t u = 0; u < units; ++u) {
-    if (u + 2 < units) multiply(u + 2);
-    add_unit<R>(totals, sums + u % 4 * kSquare, x[u], span.scales + u, span.offsets + u);
+    if (u + kLead < units) multiply(u + kLead);
+    add_unit<R>(totals, sums + u % kRing * kSquare, x[u], span.scales + u, span.offsets + u);
   }
 #pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r) vstore(of_rows + r * 2 * kTokens, totals[r]);
@@ -198,35 +284,44 @@ struct Task {
   int64_t row_bytes, width, begin, end;  // rows [begin, end)
 };
 
-// sums[token][row - begin] of a task, for `groups` times eight tokens; x: [group][units of a row].
+// The totals of 16 rows from `start` on, to sums[token][row - task.begin]; those before `row` are there already.
+inline void put_rows(const Task &task, int64_t start, int64_t row, const float *totals, float *sums) {
+  if (start == row) return store_rows(totals, sums + row - task.begin, kTaskRows);
+  alignas(64) float all[kTokens * kRows];
+  store_rows(totals, all, kRows);
+  for (int64_t t = 0; t < kTokens; ++t) {
+    std::copy(all + t * kRows + row - start, all + (t + 1) * kRows, sums + t * kTaskRows + row - task.begin);
+  }
+}
+
+// sums[token][row - begin] of a task, for `groups` times eight tokens; x: [group][units of a row]. A span is unpacked while
+// the one before it is multiplied: tiles wait long for what was just written.
 template <int32_t dtype>
-void multiply_task(const Task &task, const TokenUnit<Reader<dtype>::kUnit> *x, int64_t groups, Span *span, float *sums) {
+void multiply_task(const Task &task, const TokenUnit<Reader<dtype>::kUnit> *x, int64_t groups, Span *spans, float *sums) {
   using R = Reader<dtype>;
   alignas(64) float totals[2][kRows * 2 * kTokens];
-  alignas(64) float last[kTokens * kRows];
-  const int64_t row_units = task.width / R::kUnit;
-  for (int64_t row = task.begin; row < task.end; row += kRows) {
-    const int64_t start = std::min(row, task.end - kRows);  // the last rows may be computed again, never past the end
-    std::memset(totals, 0, sizeof(totals));
-    for (int64_t k = 0; k < task.width; k += kSpan) {
-      const int64_t count = std::min(kSpan, task.width - k);
-      const uint8_t *rows = task.weight + start * task.row_bytes + SG_ISA::row_bytes(dtype, k);
-      const Tiles tiles = R::read(rows, task.row_bytes, count, span);
-      __asm__ volatile("" ::: "memory");  // tile loads don't tell the compiler what they read
-      for (int64_t g = 0; g < groups; ++g) {
-        multiply_span<R>(tiles, *span, count / R::kUnit, x + g * row_units + k / R::kUnit, totals[g]);
-      }
-    }
+  Tiles tiles[2];
+  const int64_t row_units = task.width / R::kUnit, row_spans = (task.width + kSpan - 1) / kSpan;
+  const int64_t steps = (task.end - task.begin + kRows - 1) / kRows * row_spans;
+  const auto row_of = [&](int64_t step) { return task.begin + step / row_spans * kRows; };
+  // The last rows may be computed again, never past the end.
+  const auto start_of = [&](int64_t step) { return std::min(row_of(step), task.end - kRows); };
+  const auto elements = [&](int64_t k) { return std::min(kSpan, task.width - k); };
+  const auto read = [&](int64_t step) {
+    const int64_t k = step % row_spans * kSpan;
+    const uint8_t *rows = task.weight + start_of(step) * task.row_bytes + SG_ISA::row_bytes(dtype, k);
+    tiles[step % 2] = R::read(rows, task.row_bytes, elements(k), spans + step % 2);
+    __asm__ volatile("" ::: "memory");  // tile loads don't tell the compiler what they read
+  };
+  read(0);
+  for (int64_t step = 0; step < steps; ++step) {
+    const int64_t k = step % row_spans * kSpan;
+    if (step + 1 < steps) read(step + 1);
+    if (k == 0) std::fill(totals[0], totals[0] + 2 * kRows * 2 * kTokens, 0.0f);
     for (int64_t g = 0; g < groups; ++g) {
-      float *out = sums + g * kTokens * kTaskRows;
-      if (start == row) {
-        store_rows(totals[g], out + row - task.begin, kTaskRows);
-        continue;
-      }
-      store_rows(totals[g], last, kRows);
-      for (int64_t t = 0; t < kTokens; ++t) {
-        std::copy(last + t * kRows + row - start, last + (t + 1) * kRows, out + t * kTaskRows + row - task.begin);
-      }
+      multiply_span<R>(tiles[step % 2], spans[step % 2], elements(k) / R::kUnit, x + g * row_units + k / R::kUnit, totals[g]);
+      if (k + kSpan < task.width) continue;
+      put_rows(task, start_of(step), row_of(step), totals[g], sums + g * kTokens * kTaskRows);
     }
   }
 }
@@ -273,31 +368,22 @@ void read_unit(const LinearProblem &p, int64_t first, int64_t unit, TokenUnit<kU
   }
 }
 
-// Bytes of workspace: the tokens, then for each worker a span and a task's sums.
-constexpr int64_t kWorkerBytes = static_cast<int64_t>(sizeof(Span)) + kMaxTokens * kTaskRows * 4;
+// Bytes of workspace: the tokens, then for each worker two spans and a task's sums.
+constexpr int64_t kWorkerBytes = 2 * static_cast<int64_t>(sizeof(Span)) + kMaxTokens * kTaskRows * 4;
 
 int64_t token_bytes(int64_t tokens, int64_t width) {
   static_assert(sizeof(TokenUnit<16>) * 2 >= sizeof(TokenUnit<32>));
   return (tokens + kTokens - 1) / kTokens * (width / 16) * static_cast<int64_t>(sizeof(TokenUnit<16>));
 }
 
-// Calls use(tag) with the dtype, if there is a Reader of it.
-template <class Use>
-bool with_reader(int32_t dtype, Use &&use) {
-  switch (dtype) {
-    case SG_Q4_0: use(FormatTag<SG_Q4_0>{}); return true;
-    case SG_Q4_1: use(FormatTag<SG_Q4_1>{}); return true;
-    case SG_Q8_0: use(FormatTag<SG_Q8_0>{}); return true;
-    default: return false;
-  }
-}
-
 int32_t supports(const sg_call *call) {
   LinearProblem p;
   if (!cpu_features().amx_int8 || !read_linear<LinearOp::forward>(call, &p)) return 0;
   if (p.m < 1 || p.m > kMaxTokens || p.n < kRows || p.k < 32 || p.a.dtype != SG_BF16) return 0;
-  if (!with_reader(p.b.dtype, [](auto) {})) return 0;
-  return p.m <= 2 ? 60 : 70;  // for one or two tokens dot products of vectors are faster (linear_few_codes.cpp)
+  if (!is_quantised(p.b.dtype)) return 0;
+  // One or two tokens are multiplied faster by the dot products of linear_few_codes.cpp, where it has the format.
+  const bool has_dots = p.b.dtype == SG_Q4_0 || p.b.dtype == SG_Q4_1 || p.b.dtype == SG_Q8_0;
+  return has_dots && p.m <= 2 ? 60 : 70;
 }
 
 size_t workspace(const sg_call *call) {
@@ -314,11 +400,11 @@ void run_on(const sg_call *call, const LinearProblem &p) {
   for (int64_t i = 0; i < groups * units; ++i) read_unit<kUnit>(p, i / units * kTokens, i % units, x + i);
   const int64_t task_rows = p.n >= 4096 ? kTaskRows : 32;
   parallel_for(call, (p.n + task_rows - 1) / task_rows, [&](int64_t index, int worker) {
-    auto *span = reinterpret_cast<Span *>(workers + worker * kWorkerBytes);
-    float *sums = reinterpret_cast<float *>(span + 1);
+    auto *spans = reinterpret_cast<Span *>(workers + worker * kWorkerBytes);
+    float *sums = reinterpret_cast<float *>(spans + 2);
     const int64_t begin = index * task_rows, end = std::min(p.n, begin + task_rows);
     const TileSession<kUnit> session;
-    multiply_task<dtype>({static_cast<const uint8_t *>(p.b.data), p.b.row_bytes, p.k, begin, end}, x, groups, span, sums);
+    multiply_task<dtype>({static_cast<const uint8_t *>(p.b.data), p.b.row_bytes, p.k, begin, end}, x, groups, spans, sums);
     p.finish(0, static_cast<int>(p.m), begin, static_cast<int>(end - begin), sums, kTaskRows);
   });
 }
@@ -326,7 +412,7 @@ void run_on(const sg_call *call, const LinearProblem &p) {
 int32_t run(const sg_call *call) {
   LinearProblem p;
   const bool known = read_linear<LinearOp::forward>(call, &p) &&
-                     with_reader(p.b.dtype, [&](auto tag) { run_on<decltype(tag)::value>(call, p); });
+                     with_format(p.b.dtype, [&](auto tag) { run_on<decltype(tag)::value>(call, p); });
   return known ? SG_OK : fail(call, "linear: operands changed since the kernel was chosen");
 }
 
