@@ -77,12 +77,33 @@ inline void few_dots(float *logits, const float *tiles, const float *q, int padd
   }
 }
 
+// Cache blocks that a later task reads, asked for a few lines at a time: they lie where the hardware doesn't look ahead,
+// and waiting for each key would take longer than the arithmetic.
+struct CacheAhead {
+  const char *keys, *values;  // of cache block 0
+  int64_t key_bytes, value_bytes;  // of a cache block
+  const int32_t *next, *end;       // cache blocks
+  int64_t lines;                   // asked for by a step
+  int64_t byte = 0;
+
+  void step() {
+    for (int64_t i = 0; i < lines && next < end; ++i) {
+      if (byte < key_bytes) _mm_prefetch(keys + *next * key_bytes + byte, _MM_HINT_T1);
+      if (byte < value_bytes) _mm_prefetch(values + *next * value_bytes + byte, _MM_HINT_T1);
+      byte += 64;
+      if (byte >= std::max(key_bytes, value_bytes)) byte = 0, ++next;
+    }
+  }
+};
+
 // logits[c][n] = q[c] . keys[n], up to kKeyBlock keys; q in fp32 rows of padded_dim.
 template <class C>
-void few_logits(float *logits, int columns, const float *q, const C *const *keys, int count, int dim, int padded_dim) {
+void few_logits(float *logits, int columns, const float *q, const C *const *keys, int count, int dim, int padded_dim,
+                CacheAhead *ahead) {
   constexpr int kDims = kTileDims<C>;
   alignas(64) float tiles[kDims * kFewKeys];
   for (int n = 0; n < count; n += kFewKeys) {
+    ahead->step();
     for (int c = 0; c < columns; ++c) {
       vstore(logits + c * kKeyBlock + n, vzero());
       vstore(logits + c * kKeyBlock + n + kLanes, vzero());

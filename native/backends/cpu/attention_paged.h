@@ -137,8 +137,11 @@ class Paged {
     parallel_for(call_, num_tasks * dims_.kv_heads, [&](int64_t task, int worker) {
       Bump worker_bump(scratch + static_cast<size_t>(worker) * scratch_size);
       PagedScratch s(worker_bump, dims_);
-      const PagedTask &t = shared.tasks[task / dims_.kv_heads];
-      run_task(s, shared, shared.blocks[t.block], t.chunk, static_cast<int>(task % dims_.kv_heads));
+      const int64_t index = task / dims_.kv_heads;
+      const int kv_head = static_cast<int>(task % dims_.kv_heads);
+      const PagedTask &t = shared.tasks[index];
+      CacheAhead ahead = ahead_of(shared, index + 1 < num_tasks ? &shared.tasks[index + 1] : nullptr, kv_head);
+      run_task(s, shared, shared.blocks[t.block], t.chunk, kv_head, &ahead);
     });
     if (split) {
       parallel_for(call_, num_blocks, [&](int64_t i, int) { finish_split(shared, shared.blocks[i]); });
@@ -210,7 +213,27 @@ class Paged {
     }
   }
 
-  void run_task(PagedScratch &s, const PagedShared &shared, const PagedBlock &block, int chunk, int kv_head) {
+  // What the tasks of one chunk ask for of the next chunk's keys and values: each of them an equal share.
+  CacheAhead ahead_of(const PagedShared &shared, const PagedTask *task, int kv_head) const {
+    CacheAhead ahead{reinterpret_cast<const char *>(k_.base), reinterpret_cast<const char *>(v_.base),
+                     plan_.block_size * k_.stride * static_cast<int64_t>(sizeof(C)),
+                     plan_.block_size * v_.stride * static_cast<int64_t>(sizeof(C)), nullptr, nullptr, 0};
+    if (task == nullptr || task->chunk < 0) return ahead;
+    const PagedBlock &block = shared.blocks[task->block];
+    const int64_t begin = static_cast<int64_t>(block.first_chunk + task->chunk) * kKeyChunk;
+    const int64_t end = std::min<int64_t>(begin + kKeyChunk, block.position + block.count);
+    const int64_t first = std::max<int64_t>(begin, dims_.first_key(block.position)) / plan_.block_size;
+    const int64_t count = (end - 1) / plan_.block_size + 1 - first;
+    const int32_t *table = tables_ + block.sequence * plan_.max_blocks + first;
+    ahead.next = table + count * kv_head / dims_.kv_heads;
+    ahead.end = table + count * (kv_head + 1) / dims_.kv_heads;
+    const int64_t lines = (ahead.end - ahead.next) * std::max(ahead.key_bytes, ahead.value_bytes) / 64;
+    ahead.lines = lines / (kKeyChunk / kFewKeys) + 1;
+    return ahead;
+  }
+
+  void run_task(PagedScratch &s, const PagedShared &shared, const PagedBlock &block, int chunk, int kv_head,
+                CacheAhead *ahead) {
     s.columns.set(dims_, block.position, block.position + block.count, block.position + block.count);
     const T *rows[kMaxGroup];
     q_.columns(rows, block.token, s.columns.count, kv_head * dims_.group, dims_.group);
@@ -225,11 +248,11 @@ class Paged {
       s.part_o = part;
       s.part_peak = part + kFewColumns * dims_.padded_value_dim;
       s.part_total = s.part_peak + kFewColumns;
-      run_chunk(s, block, chunk, kv_head, few);
+      run_chunk(s, block, chunk, kv_head, few, ahead);
       return;
     }
     for (int i = 0; i < block.num_chunks; ++i) {
-      run_chunk(s, block, i, kv_head, few);
+      run_chunk(s, block, i, kv_head, few, ahead);
       if (i == 0) {
         std::swap(s.o, s.part_o);
         std::swap(s.peak, s.part_peak);
@@ -247,7 +270,7 @@ class Paged {
     }
   }
 
-  void run_chunk(PagedScratch &s, const PagedBlock &block, int chunk, int kv_head, bool few) {
+  void run_chunk(PagedScratch &s, const PagedBlock &block, int chunk, int kv_head, bool few, CacheAhead *ahead) {
     const int columns = few ? s.columns.count : s.columns.padded;
     std::fill(s.part_o, s.part_o + static_cast<int64_t>(columns) * dims_.padded_value_dim, 0.0f);
     std::fill(s.part_peak, s.part_peak + columns, kLowestPeak);
@@ -260,16 +283,16 @@ class Paged {
       const int count = std::min(kKeyBlock, end - key);
       cache_rows(keys, values, block.sequence, key, count, kv_head);
       if (few) {
-        run_few(s, keys, values, key, count);
+        run_few(s, keys, values, key, count, ahead);
       } else {
         run_strips(s, keys, values, key, count);
       }
     }
   }
 
-  void run_few(PagedScratch &s, const C *const *keys, const C *const *values, int key, int count) {
+  void run_few(PagedScratch &s, const C *const *keys, const C *const *values, int key, int count, CacheAhead *ahead) {
     const int columns = s.columns.count;
-    few_logits(s.logits, columns, s.q, keys, count, dims_.head_dim, dims_.padded_head_dim);
+    few_logits(s.logits, columns, s.q, keys, count, dims_.head_dim, dims_.padded_head_dim, ahead);
     float shrink[kFewColumns];
     for (int c = 0; c < columns; ++c) {
       float *logits = s.logits + c * kKeyBlock;
