@@ -2,7 +2,7 @@
 // bf16, y in bf16 or f32. What decoding a few sequences is made of.
 //
 // Floor: the bytes of the weight. A block takes 16 rows of it (32 where there are many rows and tokens, which halves
-// how often x is read), its 16 warps each a part of every row, with 2 to 4 KB a warp under way and nothing in between:
+// how often x is read), its eight warps each a part of every row, with 2 to 4 KB a warp under way and nothing in between:
 // the weight goes from memory into the fragments of mma.m16n8k16, whose 8 columns are the tokens, as in gemm_narrow.cu.
 // A thread takes 16 neighbouring bytes where the instruction's own layout would have it take 4; x is read the same way,
 // so the terms of a sum only change places. The blocks' first bytes are brought to the second-level cache while the
@@ -73,7 +73,7 @@ __device__ inline void add_group(const bf16 *const (&rows)[2 * tiles], const bf1
 }
 
 template <int tiles, bool packed, class Y>
-__global__ void __launch_bounds__(kFewThreads, 2)
+__global__ void __launch_bounds__(kFewThreads, 3)
     linear_few_kernel(FewProblem p, int64_t weight_stride, const bf16 *x, const bf16 *weight, const Y *addend, Y *y) {
   constexpr int kRows = 16 * tiles;
   __shared__ float partial[kFewWarps][kRows * kFewStride];

@@ -10,7 +10,7 @@
 namespace sg::cuda {
 
 constexpr int kFewTokens = 8;  // of a block: the columns of mma.m16n8k16
-constexpr int kFewWarps = 16, kFewThreads = 32 * kFewWarps;
+constexpr int kFewWarps = 8, kFewThreads = 32 * kFewWarps;
 constexpr int kFewStride = kFewTokens + 1;  // floats from row to row of a partial sum in shared memory
 
 struct FewProblem {

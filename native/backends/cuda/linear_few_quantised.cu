@@ -58,7 +58,7 @@ __device__ inline uint4 load_run(const bf16 *x, bool packed) {
 }
 
 template <int32_t format, bool fast>
-__global__ void __launch_bounds__(kFewThreads, 2)
+__global__ void __launch_bounds__(kFewThreads, 4)
     linear_few_blocks(FewProblem p, BlockRows weight, const bf16 *x, const void *addend, void *y, bool to_bf16) {
   __shared__ float partial[kFewWarps][kRows * kFewStride];
   const FewSlice slice(p.tokens);
