@@ -2,9 +2,9 @@
 
     python benchmarks/serve_loop.py
 
-The program has no model: ids are the largest of a few logits that never change. Text, stop strings, blocks and deltas are as
-with one; somebody polls. "planning" chooses the step, "launching" fills the inputs (and finds the largest, here), "reading" makes text
-of what was drawn.
+The program has no model: ids are the largest of a few logits that never change. Text, stop strings, blocks and deltas are
+as with one; somebody polls. "planning" chooses the step, "launching" fills the inputs (and finds the largest, here),
+"reading" makes text of what was drawn.
 """
 
 from __future__ import annotations
@@ -63,7 +63,9 @@ def program(tokens: int, rows: int, places: int) -> Program:
 
 
 def open_loop(places: int) -> Loop:
-    loop = Loop(places=places, num_blocks=places * CONTEXT // BLOCK, context=CONTEXT, token_budget=max(512, places), vocab=VOCAB)
+    loop = Loop(
+        places=places, num_blocks=places * CONTEXT // BLOCK, context=CONTEXT, token_budget=max(512, places), vocab=VOCAB
+    )
     queue, memories = engine.Queue("cpu", threads=1), {}
     for tokens, rows, decode in ((max(512, places), places, False), (places, places, True)):
         made = program(tokens, rows, places)

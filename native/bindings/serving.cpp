@@ -223,7 +223,9 @@ class Reader {
         const auto &[token, logprob] = d_.alternatives[alternative_++];
         top.append(nb::make_tuple(token, logprob));
       }
-      list.append(nb::make_tuple(one.token, std::isnan(one.logprob) ? nb::object(nb::none()) : nb::object(nb::float_(one.logprob)), nb::tuple(top)));
+      nb::object logprob = nb::none();
+      if (!std::isnan(one.logprob)) logprob = nb::float_(one.logprob);
+      list.append(nb::make_tuple(one.token, logprob, nb::tuple(top)));
     }
     return list;
   }

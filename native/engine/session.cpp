@@ -149,7 +149,8 @@ void Session::allocate() {
   for (size_t a = 0; a < kept.size(); ++a) {
     const Arena &arena = program_->arenas()[a];
     const std::string what = "arena '" + std::string(arena.name) + "'";
-    arenas_.push_back(kept[a] ? std::make_shared<const Memory>(device_, arena.bytes, what) : queue_->scratch(what, arena.bytes));
+    arenas_.push_back(kept[a] ? std::make_shared<const Memory>(device_, arena.bytes, what)
+                              : queue_->scratch(what, arena.bytes));
   }
   for (size_t s = 0; s < workspace_sizes_.size(); ++s) {
     workspaces_.push_back(queue_->scratch("the kernels' workspace on stream " + std::to_string(s), workspace_sizes_[s]));
@@ -351,7 +352,8 @@ void Session::run_on_device(const Entry &entry) {
   const size_t index = index_of(entry);
   device_->activate();
   if (graphs_[index] == nullptr && ran_[index] && why_not_recorded(entry.name).empty()) {
-    graphs_[index] = std::make_unique<Graph>(device_, queue_->stream(0), [&] { issue(entry, [](size_t, auto &&run) { run(); }); });
+    const auto issue_all = [&] { issue(entry, [](size_t, auto &&run) { run(); }); };
+    graphs_[index] = std::make_unique<Graph>(device_, queue_->stream(0), issue_all);
   }
   if (graphs_[index] != nullptr) {
     graphs_[index]->launch(queue_->stream(0));

@@ -78,7 +78,9 @@ class Loop:
         :class:`EngineError`."""
         self._loop.add_session(session.native, tokens, rows, with_adapters, decode_only)
 
-    def set_tokenizer(self, tokens: Sequence[bytes], special: Sequence[bool] | np.ndarray, stop_token_ids: Sequence[int]) -> None:
+    def set_tokenizer(
+        self, tokens: Sequence[bytes], special: Sequence[bool] | np.ndarray, stop_token_ids: Sequence[int]
+    ) -> None:
         """The bytes of every token id, which of them are special, and which end an answer."""
         self._loop.set_tokenizer(tokens, np.asarray(special, np.uint8), list(stop_token_ids))
 

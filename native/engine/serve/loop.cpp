@@ -111,8 +111,8 @@ Refusal Loop::check(const Generation &g) const {
   if (g.adapter_slot >= 0 && runner_.buckets().max_tokens(true) == 0) return invalid("this loop has no programs with adapters");
   const int64_t prompt = static_cast<int64_t>(g.prompt.size());
   if (prompt + (g.max_tokens == 0 ? 0 : 1) > context_) {
-    return {"context", "the prompt has " + std::to_string(prompt) + " tokens, which leaves no room for an answer in a context of " +
-                           std::to_string(context_)};
+    return {"context", "the prompt has " + std::to_string(prompt) +
+                           " tokens, which leaves no room for an answer in a context of " + std::to_string(context_)};
   }
   return {};
 }
@@ -322,7 +322,7 @@ void Loop::fill_masks(const Step &step) {
     const std::span<uint32_t> mask = runner_.mask(chunk.sampled_row());
     std::fill(mask.begin(), mask.end(), ~uint32_t{0});
     if (s.grammar >= 0) {
-      if (!failed_masks_[next]) std::copy_n(mask_rows_.begin() + static_cast<std::ptrdiff_t>(next * words), words, mask.begin());
+      if (!failed_masks_[next]) std::copy_n(mask_rows_.data() + next * words, words, mask.begin());
       next += 1;
     }
     if (too_early) answers_.forbid_stops(s.group->request, mask);

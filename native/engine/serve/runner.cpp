@@ -137,7 +137,8 @@ std::unique_ptr<Readback> Runner::make_readback() const {
 
 std::span<uint32_t> Runner::mask(int32_t row) {
   masked_[static_cast<size_t>(row)] = 1;
-  return std::span(masks_).subspan(static_cast<size_t>(row) * static_cast<size_t>(mask_words_), static_cast<size_t>(mask_words_));
+  const size_t words = static_cast<size_t>(mask_words_);
+  return std::span(masks_).subspan(static_cast<size_t>(row) * words, words);
 }
 
 void Runner::launch(const Step &step, Readback &readback) {
