@@ -142,7 +142,8 @@ class MessageReply:
             else:
                 self._text.append(event.text)
         elif isinstance(event, ToolCallBegin):
-            yield from self._begin({"type": "tool_use", "id": event.id, "name": event.name, "input": {}})
+            block = {"type": "tool_use", "id": "toolu_" + event.id.removeprefix("call_"), "name": event.name, "input": {}}
+            yield from self._begin(block)
         elif isinstance(event, ToolCallArguments):
             yield self._delta(b"input_json_delta", b"partial_json", event.text)
         elif isinstance(event, ToolCallEnd):
