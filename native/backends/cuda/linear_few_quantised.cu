@@ -23,7 +23,6 @@ constexpr int kPartElements = 16;  // that a lane takes at once
 struct BlockRows {
   const uint8_t *blocks;
   int64_t row_bytes;
-  bool packed_x;  // rows of x can be moved 16 bytes at a time
 };
 
 // Two runs of eight elements in bf16.
@@ -47,8 +46,9 @@ __device__ __forceinline__ DecodedRuns decode_runs(const uint8_t *row, int part,
   return runs;
 }
 
-__device__ inline uint4 load_run(const bf16 *x, bool packed) {
-  if (packed) return *reinterpret_cast<const uint4 *>(x);
+template <bool fast>
+__device__ inline uint4 load_run(const bf16 *x) {
+  if constexpr (fast) return *reinterpret_cast<const uint4 *>(x);
   uint16_t elements[8];
 #pragma unroll
   for (int i = 0; i < 8; ++i) elements[i] = reinterpret_cast<const uint16_t *>(x)[i];
@@ -57,8 +57,38 @@ __device__ inline uint4 load_run(const bf16 *x, bool packed) {
   return word;
 }
 
+// sums += two rows times the tokens over `steps` parts of this lane, from `part` on and `stride` apart; `whole`: all of
+// them are there.
+template <int32_t format, bool fast, int steps, bool whole>
+__device__ __forceinline__ void add_parts(const uint8_t *low_row, const uint8_t *high_row, const bf16 *x, bool is_token,
+                                          int part, int stride, int parts, float (&sums)[4]) {
+  DecodedRuns low[steps]{}, high[steps]{}, terms[steps]{};
+#pragma unroll
+  for (int i = 0; i < steps; ++i) {
+    const int at = part + i * stride;
+    if (!whole && at >= parts) continue;
+    int offsets[2];
+    low[i] = decode_runs<format, fast>(low_row, at, offsets);
+    high[i] = decode_runs<format, fast>(high_row, at, offsets);
+#pragma unroll
+    for (int run = 0; run < 2; ++run) {
+      if (is_token) terms[i].at[run] = load_run<fast>(x + offsets[run]);
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < steps; ++i) {
+#pragma unroll
+    for (int run = 0; run < 2; ++run) {
+      const uint4 a = low[i].at[run], b = high[i].at[run], c = terms[i].at[run];
+      multiply_fragments(sums, {a.x, b.x, a.y, b.y}, c.x, c.y);
+      multiply_fragments(sums, {a.z, b.z, a.w, b.w}, c.z, c.w);
+    }
+  }
+}
+
+// `fast`: blocks lie as quant.cuh likes it, and rows of x can be moved 16 bytes at a time.
 template <int32_t format, bool fast>
-__global__ void __launch_bounds__(kFewThreads, 4)
+__global__ void __launch_bounds__(kFewThreads, 3)
     linear_few_blocks(FewProblem p, BlockRows weight, const bf16 *x, const void *addend, void *y, bool to_bf16) {
   __shared__ float partial[kFewWarps][kRows * kFewStride];
   const FewSlice slice(p.tokens);
@@ -79,25 +109,13 @@ __global__ void __launch_bounds__(kFewThreads, 4)
   x += is_token ? token * p.x_stride : 0;
   const int parts = static_cast<int>(p.k / kPartElements);
   float sums[4] = {};
-#pragma unroll 2
-  for (int begin = 4 * warp; begin < parts; begin += 4 * kFewWarps) {
-    const int part = begin + lane % 4;
-    DecodedRuns low{}, high{}, terms{};
-    if (part < parts) {
-      int offsets[2];
-      low = decode_runs<format, fast>(low_row, part, offsets);
-      high = decode_runs<format, fast>(high_row, part, offsets);
-      if (is_token) {
-#pragma unroll
-        for (int run = 0; run < 2; ++run) terms.at[run] = load_run(x + offsets[run], weight.packed_x);
-      }
-    }
-#pragma unroll
-    for (int run = 0; run < 2; ++run) {
-      const uint4 a = low.at[run], b = high.at[run], c = terms.at[run];
-      multiply_fragments(sums, {a.x, b.x, a.y, b.y}, c.x, c.y);
-      multiply_fragments(sums, {a.z, b.z, a.w, b.w}, c.z, c.w);
-    }
+  constexpr int kStride = 4 * kFewWarps;
+  int begin = 4 * warp;
+  for (; begin + kStride + 4 <= parts; begin += 2 * kStride) {
+    add_parts<format, fast, 2, true>(low_row, high_row, x, is_token, begin + lane % 4, kStride, parts, sums);
+  }
+  for (; begin < parts; begin += kStride) {
+    add_parts<format, fast, 1, false>(low_row, high_row, x, is_token, begin + lane % 4, kStride, parts, sums);
   }
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
@@ -132,8 +150,8 @@ int32_t run(const sg_call *call) {
   with_format(weight->dtype, [&](auto which) {
     constexpr int32_t format = decltype(which)::value;
     using D = Decoder<format>;
-    const BlockRows rows = {data<const uint8_t>(weight), p.k / D::kElements * D::kBytes, packed_x};
-    const bool fast = reinterpret_cast<uintptr_t>(rows.blocks) % D::kAlignment == 0;
+    const BlockRows rows = {data<const uint8_t>(weight), p.k / D::kElements * D::kBytes};
+    const bool fast = packed_x && reinterpret_cast<uintptr_t>(rows.blocks) % D::kAlignment == 0;
     const auto kernel = fast ? linear_few_blocks<format, true> : linear_few_blocks<format, false>;
     const int64_t blocks = ceil_div(p.n, kRows) * few_slices(p.tokens);
     launch_ahead(call, static_cast<unsigned>(blocks), kFewThreads, 0, kernel, p, rows, x,
