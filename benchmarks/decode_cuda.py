@@ -5,9 +5,9 @@
     python benchmarks/decode_cuda.py --prompt 512                      # a chunk of a prompt beside the sequences
     python benchmarks/decode_cuda.py --backend cpu --model tiny        # that it runs
 
-A line of JSON a step and, with --kernels, a line a kernel. The floor is the weights and the cached rows that are read, at the
-copy rate of the same process; `of_copy` is the floor's share of the time. Kernels are timed one by one, so their sum is
-more than the step, in which a kernel begins while the one ahead ends.
+A line of JSON a step and, with --kernels, a line a kernel. The floor is the weights and the cached rows that are read, at
+the copy rate of the same process; `of_copy` is the floor's share of the time. Kernels are timed one by one, so their sum
+is more than the step, in which a kernel begins while the one ahead ends.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ PLACES = 128
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="llama-3.1-8b", choices=sorted(PRESETS))
-    parser.add_argument("--sequences", type=int, action="append", help="that decode; may be given again; default 1, 32, 128")
+    parser.add_argument("--sequences", type=int, action="append", help="that decode; default: 1, 32 and 128")
     parser.add_argument("--position", type=int, default=640, help="of every sequence's token")
-    parser.add_argument("--prompt", type=int, default=0, help="tokens of a prompt that are beside them, from position 0")
+    parser.add_argument("--prompt", type=int, default=0, help="tokens of a prompt beside them, from position 0")
     parser.add_argument("--context", type=int, default=8192)
     parser.add_argument("--backend", default="cuda")
     parser.add_argument("--kernels", action="store_true", help="time each kernel by itself too")
@@ -75,7 +75,8 @@ class Steps:
     def sessions(self, counts: list[int]) -> list[engine.Session]:
         blocks = (max(counts) + 1) * self.blocks_each
         tables = -(-self.args.context // BLOCK_SIZE)
-        shapes = [ServingShape(count + self.args.prompt, count, PLACES + 1, blocks, tables, max(counts)) for count in counts]
+        prompt, most = self.args.prompt, max(counts)
+        shapes = [ServingShape(count + prompt, count, PLACES + 1, blocks, tables, most) for count in counts]
         dtypes = self.weights.dtypes(self.graph)
         return [self._open(p) for p in serving_programs(self.graph, self.recipe, dtypes, shapes, BLOCK_SIZE)]
 
@@ -124,9 +125,10 @@ class Steps:
     def _weight_bytes(self) -> int:
         """Of all parameters but the embedding, where it is not the head too."""
         dtypes = self.weights.dtypes(self.graph)
-        sizes = {name: byte_count(dtypes[name], tuple(value.shape)) for name, value, _ in self.graph.instances()}
+        shapes = {name: tuple(value.shape) for name, value, _ in self.graph.instances()}
+        sizes = {name: byte_count(dtypes[name], shape) for name, shape in shapes.items()}
         vocab = self.hyperparameters.vocab_size
-        tables = [size for (name, value, _), size in zip(self.graph.instances(), sizes.values()) if value.shape[0] == vocab]
+        tables = [sizes[name] for name, shape in shapes.items() if shape[0] == vocab]
         return sum(sizes.values()) - (min(tables) if len(tables) > 1 else 0)
 
     def _cached_bytes(self, count: int) -> int:
