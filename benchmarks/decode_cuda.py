@@ -5,9 +5,9 @@
     python benchmarks/decode_cuda.py --prompt 512                      # a chunk of a prompt beside the sequences
     python benchmarks/decode_cuda.py --backend cpu --model tiny        # that it runs
 
-A line of JSON a step and, with --kernels, a line a kernel. The floor is the weights and the cached rows that are read, at
-the copy rate of the same process; `of_copy` is the floor's share of the time. Kernels are timed one by one, so their sum
-is more than the step, in which a kernel begins while the one ahead ends.
+A line of JSON a step; with --kernels, a line a kernel. The floor is the weights and the cached rows that are read, at
+the copy rate of the same process; `of_copy` is the floor's share of the time. Kernels are timed one by one, so their
+sum is more than the step, in which a kernel begins while the one ahead ends.
 """
 
 from __future__ import annotations

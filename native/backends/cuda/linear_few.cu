@@ -3,10 +3,10 @@
 //
 // Floor: the bytes of the weight. A block takes 16 rows of it (32 where there are many rows and tokens, which halves
 // how often x is read), its eight warps each a part of every row, with 2 to 4 KB a warp under way and nothing in
-// between: the weight goes from memory into the fragments of mma.m16n8k16, whose 8 columns are the tokens, as in gemm_narrow.cu.
-// A thread takes 16 neighbouring bytes where the instruction's own layout would have it take 4; x is read the same way,
-// so the terms of a sum only change places. The blocks' first bytes are brought to the second-level cache while the
-// kernels ahead still run.
+// between: the weight goes from memory into the fragments of mma.m16n8k16, whose 8 columns are the tokens, as in
+// gemm_narrow.cu. A thread takes 16 neighbouring bytes where the instruction's own layout would have it take 4; x is
+// read the same way, so the terms of a sum only change places. The blocks' first bytes are brought to the second-level
+// cache while the kernels ahead still run.
 //
 // A result's bits depend on its token, its weight row and K, not on how many tokens there are: warps take groups of
 // 128 terms in turn, and their sums are added in order.
