@@ -18,7 +18,7 @@ from ..types import (
 )
 from .errors import openai_error
 from .logprobs import TokenTexts, chat_logprobs
-from .requests import json_bytes
+from .requests import FINGERPRINT, json_bytes
 from .sse import DONE, data_frame, quoted
 
 Events = AsyncIterator[Event | Usage]
@@ -97,7 +97,7 @@ class ChatReply:
             "model": self._model,
             "choices": [self._choice(index, whole) for index, whole in enumerate(choices)],
             "usage": usage_body(usage),
-            "system_fingerprint": None,
+            "system_fingerprint": FINGERPRINT,
         }
 
     def _choice(self, index: int, whole: _Whole) -> dict[str, Any]:
@@ -132,7 +132,7 @@ class ChatReply:
         """The chunks. An error after the first of them is a chunk of its own; before it, it is raised."""
         head = json_bytes({
             "id": self._id, "object": "chat.completion.chunk", "created": self._created, "model": self._model,
-            "system_fingerprint": None,
+            "system_fingerprint": FINGERPRINT,
         })[:-1]  # fmt: skip
         begin = b"data: " + head + b',"choices":[{"index":'
         heads = [begin + b"%d" % index + b',"delta":' for index in range(self._choices)]

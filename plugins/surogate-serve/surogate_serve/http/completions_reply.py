@@ -11,7 +11,7 @@ from ..types import Delta, Refused, TokenLogprob, Usage
 from .chat_reply import usage_body
 from .errors import openai_error
 from .logprobs import CompletionLogprobs, TokenTexts
-from .requests import json_bytes
+from .requests import FINGERPRINT, json_bytes
 from .sse import DONE, data_frame, quoted
 
 FINISH = {"stop": "stop", "length": "length", "context": "length"}
@@ -80,7 +80,7 @@ class CompletionReply:
             if len(best) > self._keep:
                 best = sorted(best, key=Choice.mean_logprob, reverse=True)[: self._keep]
             choices += [self._choice(place * self._keep + i, continued, choice) for i, choice in enumerate(best)]
-        return self._head | {"choices": choices, "usage": usage_body(self._usage()), "system_fingerprint": None}
+        return self._head | {"choices": choices, "usage": usage_body(self._usage()), "system_fingerprint": FINGERPRINT}
 
     def _take(self, continued: Continued, delta: Delta) -> tuple[Choice, str, list[TokenLogprob]]:
         """Notes a delta; gives its choice, and text and log-probabilities of it with what an echo puts before the
@@ -132,7 +132,7 @@ class CompletionReply:
 
     async def frames(self, deltas: Deltas) -> AsyncGenerator[bytes, None]:
         """The chunks."""
-        head = b"data: " + json_bytes(self._head | {"system_fingerprint": None})[:-1]
+        head = b"data: " + json_bytes(self._head | {"system_fingerprint": FINGERPRINT})[:-1]
         tail = b'}],"usage":null}\n\n' if self._include_usage else b"}]}\n\n"
         begin = head + b',"choices":[{"index":%d,"text":%b,"logprobs":%b,"finish_reason":%b'
         started = False

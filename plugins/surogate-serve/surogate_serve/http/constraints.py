@@ -110,12 +110,13 @@ def _format_of(given: Mapping[str, Any] | None) -> Form | None:
     if kind == "text":
         return None
     if kind == "json_object":
-        return JsonObject()
+        schema = given.get("schema") if given is not None else None  # as some servers have it
+        return JsonObject() if schema is None else JsonSchema(schema)
     if kind != "json_schema":
         raise Refused("response_format.type is text, json_object or json_schema", param="response_format")
     assert given is not None
     described = given.get("json_schema")
-    if not isinstance(described, Mapping) or not isinstance(described.get("name"), str):
+    if not isinstance(described, Mapping):
         raise Refused("response_format.json_schema needs a name and a schema", param="response_format")
     schema = described.get("schema")
     return JsonObject() if schema is None else JsonSchema(schema)

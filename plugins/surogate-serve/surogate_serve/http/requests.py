@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from importlib.metadata import version
 from typing import Annotated, Any, NamedTuple, TypeVar
 
 import pydantic
@@ -17,6 +18,8 @@ from .errors import from_validation, unknown_model
 from .limits import Limits, Settings, parse_json
 from .log import Exchange
 
+FINGERPRINT = f"surogate-{version('surogate-serve')}"
+"""What `system_fingerprint` says: with the same one, and the same model and options, a seed gives the same text."""
 _SEED_LIMIT = 1 << 64
 
 

@@ -241,6 +241,7 @@ def test_forms_of_answers_become_grammars(server):
                 "json_schema": {"name": "x", "schema": schema(a={"type": "integer"})},
             }
         },
+        {"response_format": {"type": "json_object", "schema": schema(a={"type": "integer"})}},
         {"structured_outputs": {"regex": "a+b"}},
         {"structured_outputs": {"choice": ["yes", "no"]}},
         {"structured_outputs": {"json": json.dumps(schema())}},
