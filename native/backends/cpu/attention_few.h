@@ -77,8 +77,8 @@ inline void few_dots(float *logits, const float *tiles, const float *q, int padd
   }
 }
 
-// Cache blocks that a later task reads, asked for a few lines at a time: they lie where the hardware doesn't look ahead,
-// and waiting for each key would take longer than the arithmetic.
+// Cache blocks that a later task reads, asked for a few lines at a time: the hardware doesn't look ahead from block to
+// block, and waiting for each key would take longer than the arithmetic.
 struct CacheAhead {
   const char *keys, *values;  // of cache block 0
   int64_t key_bytes, value_bytes;  // of a cache block

@@ -1,9 +1,12 @@
-// linear for one to sixteen bf16 tokens on quantised weights, on AMX's integer tiles. As in linear_few_codes.cpp the codes
-// are multiplied as integers by tokens in fixed point of 15 bits, whose upper and lower digits are signed bytes: a tile
-// holds the codes of one unit (a stretch of K with one scale) of 16 rows, another one the digits of eight tokens, eight
-// columns of upper and eight of lower ones. One instruction gives all their sums, exactly; what is left for the vectors is
-// to unpack a code once, whatever the number of tokens, and to scale 16 sums at a time. Rows of 8-bit codes are read where
-// they lie. Floor: the bytes of the weight, 2.2 ms for 97 MB; vectors take about four operations a block of 32.
+// linear for one to sixteen bf16 tokens on quantised weights, on AMX's integer tiles. As in linear_few_codes.cpp the
+// codes are multiplied as integers by tokens in fixed point of 15 bits, whose upper and lower digits are signed bytes: a
+// tile holds the codes of one unit (a stretch of K with one scale) of 16 rows, another one the digits of eight tokens,
+// eight columns of upper and eight of lower ones. One instruction gives all their sums, exactly; what is left for the
+// vectors is to unpack a code once, whatever the number of tokens, and to scale 16 sums at a time. Rows of 8-bit codes
+// are read where they lie.
+//
+// Floor: the bytes of the weight once. A block of 32 costs about six vector operations for eight tokens, of which four
+// are for each eight tokens more, and an eighth of what the tiles could multiply.
 //
 // A column's sums run over K in one order: a token's bits don't depend on the other tokens, nor on how many there are,
 // as long as this kernel runs.
@@ -14,7 +17,7 @@ namespace {
 
 constexpr int64_t kMaxTokens = 16, kTokens = 8;  // of a call; of a tile
 constexpr int64_t kRows = 16;                    // of weights in a tile
-constexpr int64_t kSpan = 768;                   // elements of K that are unpacked at a time: whole blocks of any format
+constexpr int64_t kSpan = 768;                   // elements of K that are unpacked at a time: whole blocks
 constexpr int64_t kCodeStride = kSpan + 64;      // bytes from row to row of unpacked codes
 constexpr int64_t kMaxUnits = kSpan / 16;        // of a span
 constexpr int64_t kTaskRows = 128;               // the most rows of a task
@@ -30,7 +33,7 @@ struct Span {
 // Eight tokens over one unit of K.
 template <int kUnit>
 struct TokenUnit {
-  int32_t digits[kUnit / 4][2 * kTokens];  // four consecutive k of a column: the upper digits of each token, then the lower
+  int32_t digits[kUnit / 4][2 * kTokens];  // four consecutive k; upper digits of each token, then the lower
   float steps[2 * kTokens];                // what a digit of the column counts for
   float sums[2 * kTokens];                 // of each token, under its upper digits; zero under the lower ones
 };
@@ -84,7 +87,8 @@ struct NibbleReader {
   static __m512i unpack(const uint8_t *left, const uint8_t *right) {
     const __m512i shifts = _mm512_setr_epi32(0, 0, 0, 0, 4, 4, 4, 4, 0, 0, 0, 0, 4, 4, 4, 4);
     __m512i both = _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i *>(left + kCodes)));
-    both = _mm512_mask_broadcast_i32x4(both, 0xff00, _mm_loadu_si128(reinterpret_cast<const __m128i *>(right + kCodes)));
+    const __m128i second = _mm_loadu_si128(reinterpret_cast<const __m128i *>(right + kCodes));
+    both = _mm512_mask_broadcast_i32x4(both, 0xff00, second);
     const __m512i codes = _mm512_and_si512(_mm512_srlv_epi32(both, shifts), _mm512_set1_epi8(15));
     if constexpr (!has_high) return has_minimum ? codes : _mm512_sub_epi8(codes, _mm512_set1_epi8(8));
     const __mmask64 high = load_u32(left + kHigh) | static_cast<__mmask64>(load_u32(right + kHigh)) << 32;
@@ -294,10 +298,11 @@ inline void put_rows(const Task &task, int64_t start, int64_t row, const float *
   }
 }
 
-// sums[token][row - begin] of a task, for `groups` times eight tokens; x: [group][units of a row]. A span is unpacked while
-// the one before it is multiplied: tiles wait long for what was just written.
+// sums[token][row - begin] of a task, for `groups` times eight tokens; x: [group][units of a row]. A span is unpacked
+// while the one before it is multiplied: tiles wait long for what was just written.
 template <int32_t dtype>
-void multiply_task(const Task &task, const TokenUnit<Reader<dtype>::kUnit> *x, int64_t groups, Span *spans, float *sums) {
+void multiply_task(const Task &task, const TokenUnit<Reader<dtype>::kUnit> *x, int64_t groups, Span *spans,
+                   float *sums) {
   using R = Reader<dtype>;
   alignas(64) float totals[2][kRows * 2 * kTokens];
   Tiles tiles[2];
@@ -319,7 +324,8 @@ void multiply_task(const Task &task, const TokenUnit<Reader<dtype>::kUnit> *x, i
     if (step + 1 < steps) read(step + 1);
     if (k == 0) std::fill(totals[0], totals[0] + 2 * kRows * 2 * kTokens, 0.0f);
     for (int64_t g = 0; g < groups; ++g) {
-      multiply_span<R>(tiles[step % 2], spans[step % 2], elements(k) / R::kUnit, x + g * row_units + k / R::kUnit, totals[g]);
+      const TokenUnit<R::kUnit> *units = x + g * row_units + k / R::kUnit;
+      multiply_span<R>(tiles[step % 2], spans[step % 2], elements(k) / R::kUnit, units, totals[g]);
       if (k + kSpan < task.width) continue;
       put_rows(task, start_of(step), row_of(step), totals[g], sums + g * kTokens * kTaskRows);
     }
@@ -340,7 +346,8 @@ inline void to_digits(const bf16 *x, uint8_t *upper, uint8_t *lower, float *step
   const __m512i a = _mm512_cvtps_epi32(vmul(low, factor)), b = _mm512_cvtps_epi32(vmul(high, factor));
   *step = finite ? 1.0f / _mm512_cvtss_f32(factor) : std::numeric_limits<float>::quiet_NaN();
   *sum = *step * static_cast<float>(_mm512_reduce_add_epi32(_mm512_add_epi32(a, b)));
-  const __m512i words = _mm512_inserti64x4(_mm512_castsi256_si512(_mm512_cvtepi32_epi16(a)), _mm512_cvtepi32_epi16(b), 1);
+  const __m512i first = _mm512_castsi256_si512(_mm512_cvtepi32_epi16(a));
+  const __m512i words = _mm512_inserti64x4(first, _mm512_cvtepi32_epi16(b), 1);
   const __m512i tops = _mm512_srai_epi16(_mm512_add_epi16(words, _mm512_set1_epi16(128)), 8);
   const __m256i rests = _mm512_cvtepi16_epi8(_mm512_sub_epi16(words, _mm512_slli_epi16(tops, 8)));
   constexpr __mmask32 kept = kUnit == 32 ? 0xffffffffu : 0xffffu;
@@ -404,7 +411,8 @@ void run_on(const sg_call *call, const LinearProblem &p) {
     float *sums = reinterpret_cast<float *>(spans + 2);
     const int64_t begin = index * task_rows, end = std::min(p.n, begin + task_rows);
     const TileSession<kUnit> session;
-    multiply_task<dtype>({static_cast<const uint8_t *>(p.b.data), p.b.row_bytes, p.k, begin, end}, x, groups, spans, sums);
+    const Task task{static_cast<const uint8_t *>(p.b.data), p.b.row_bytes, p.k, begin, end};
+    multiply_task<dtype>(task, x, groups, spans, sums);
     p.finish(0, static_cast<int>(p.m), begin, static_cast<int>(end - begin), sums, kTaskRows);
   });
 }
