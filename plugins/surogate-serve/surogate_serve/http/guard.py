@@ -60,7 +60,8 @@ class Guard:
             for exchange, handler in ended.items():
                 exchange.ending = Refused("the server is shutting down", 503, "shutting_down", retry_after=5)
                 handler.cancel()
-            await asyncio.wait(ended.values(), timeout=5)
+            if ended:  # what ran may have ended together with the time
+                await asyncio.wait(ended.values(), timeout=5)
             return len(ended)
 
     def enter(self, exchange: Exchange, handler: asyncio.Task[None]) -> None:
