@@ -7,7 +7,7 @@ with penalties, biases and masks), "logprobs" (of the logits as they are).
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..dsl import trace
 from ..ir.graph import Graph
@@ -30,7 +30,7 @@ SHARED = ("last_ids", "block_tables", "counts", "bias", "logits")
 class ServingShape:
     """tokens, rows: of a step at most, rows being those whose logits are wanted. places: sequences that have a place in the
     tables. blocks: of the cache. table_blocks: of one sequence at most. most_rows: the most rows of all programs that share one
-    memory of logits; 0: this one's."""
+    memory of logits; 0: this one's. lone: a step has one token of each sequence."""
 
     tokens: int
     rows: int
@@ -38,6 +38,7 @@ class ServingShape:
     blocks: int
     table_blocks: int
     most_rows: int = 0
+    lone: bool = False
 
 
 def serving_graph(
@@ -87,7 +88,12 @@ def _options(
 
 
 def _sampling(emitter: Emitter, shape: ServingShape) -> None:
-    """Entries that take the logits from there."""
+    """Entries that take the logits from there, and what attention may rely on."""
+    if shape.lone:
+        emitter.program.instructions[:] = [
+            replace(each, attrs=tuple(sorted({**dict(each.attrs), "lone": 1}.items()))) if each.op == "paged_attention" else each
+            for each in emitter.program.instructions
+        ]
     rows, (_, vocab) = shape.rows, emitter.program.tensor("logits").shape
 
     def tensor(name: str, arena: str | None, dtype: str, dims: tuple[int, ...], flags: int = PERSISTENT) -> str:

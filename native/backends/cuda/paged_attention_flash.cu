@@ -2,7 +2,8 @@
 // or the multiplications of paged_attention_runs.cuh, whichever is more.
 //
 // Which token is what is only known on the device: the kernels of lone tokens (paged_attention_decode.cuh) and of runs
-// (paged_attention_runs.cuh) both look, and each takes its own. Calls of few tokens have the former only. So a token's
+// (paged_attention_runs.cuh) both look, and each takes its own. Calls of few tokens have the former only, and so have those
+// that say that every token is of another sequence (attribute `lone`). So a token's
 // bits are the same in all calls in which it stands alone, and in all in which it belongs to a run or to none.
 #include "paged_attention.h"
 #include "paged_attention_decode.cuh"
@@ -177,31 +178,32 @@ __device__ __forceinline__ void make_token(const PagedProblem &p, const PagedInd
 // Tokens that are blocks: block (kv head, token), or (kv head, one of those that share the lone tokens).
 template <int DIM, int COLUMNS>
 __global__ void __launch_bounds__(kDecodeThreads, COLUMNS == 1 ? 3 : 2)
-    paged_tokens(PagedProblem p, PagedIndices at, PagedTensors t, int tokens) {
+    paged_tokens(PagedProblem p, PagedIndices at, PagedTensors t, int tokens, bool has_runs) {
   extern __shared__ __align__(16) unsigned char shared[];
   __shared__ int counts[kDecodeThreads + 1];
   wait_for_kernels_ahead();
   const int kv_head = blockIdx.x;
   for (int n = blockIdx.y; n < tokens; n += static_cast<int>(gridDim.y)) {
     int token = n;
-    if (tokens > kTokenBlocks) {
+    if (has_runs && tokens > kTokenBlocks) {
       token = find_alone(p, at, tokens, n, counts);
       if (token < 0) return;
-    } else if (!is_alone(p, at, tokens, token)) {
+    } else if (has_runs && !is_alone(p, at, tokens, token)) {  // padding is the other kernel's, where there is one
       return;
     }
     if (is_known(p, at.sequence_ids[token], at.positions[token])) {
       make_token<DIM, COLUMNS>(p, at, t, token, kv_head, shared);
     } else {
       bf16 *const to = t.o + token * p.o_stride + static_cast<int64_t>(kv_head) * p.group * DIM;
-      for (int i = threadIdx.x; i < p.group * DIM; i += kDecodeThreads) to[i] = from_float<bf16>(not_a_number());
+      const bf16 nothing = from_float<bf16>(at.sequence_ids[token] < 0 ? 0.0f : not_a_number());
+      for (int i = threadIdx.x; i < p.group * DIM; i += kDecodeThreads) to[i] = nothing;
     }
     __syncthreads();
   }
 }
 
 template <int DIM, int COLUMNS>
-void launch_lone_tokens(const sg_call *call, const PagedProblem &p, const PagedTensors &t, int tokens) {
+void launch_lone_tokens(const sg_call *call, const PagedProblem &p, const PagedTensors &t, int tokens, bool has_runs) {
   const PagedIndices at = paged_indices(call);
   const unsigned kv_heads = static_cast<unsigned>(p.heads / p.group);
   if (makes_whole_tokens(tokens, kv_heads)) {
@@ -209,10 +211,9 @@ void launch_lone_tokens(const sg_call *call, const PagedProblem &p, const PagedT
     const auto kernel = paged_tokens<DIM, COLUMNS>;
     cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
     const dim3 blocks(kv_heads, static_cast<unsigned>(std::min(tokens, kTokenBlocks)));
-    launch_ahead(call, blocks, kDecodeThreads, static_cast<size_t>(shared), kernel, p, at, t, tokens);
+    launch_ahead(call, blocks, kDecodeThreads, static_cast<size_t>(shared), kernel, p, at, t, tokens, has_runs);
     return;
   }
-  const bool has_runs = tokens > kMostLoneTokens;
   SplitWeights *const weights = static_cast<SplitWeights *>(call->workspace);
   float *const sums = reinterpret_cast<float *>(static_cast<char *>(call->workspace) + weights_bytes(p, tokens));
   const dim3 blocks(kv_heads, static_cast<unsigned>(tokens), most_splits(p) / kDecodeWarps);
@@ -223,12 +224,13 @@ void launch_lone_tokens(const sg_call *call, const PagedProblem &p, const PagedT
 
 template <int DIM>
 void launch(const sg_call *call, const PagedProblem &p, const PagedTensors &t, int tokens) {
+  const bool has_runs = tokens > kMostLoneTokens && attr_int(call, "lone", 0) == 0;
   if (p.group <= 8) {
-    launch_lone_tokens<DIM, 1>(call, p, t, tokens);
+    launch_lone_tokens<DIM, 1>(call, p, t, tokens, has_runs);
   } else {
-    launch_lone_tokens<DIM, 2>(call, p, t, tokens);
+    launch_lone_tokens<DIM, 2>(call, p, t, tokens, has_runs);
   }
-  if (tokens > kMostLoneTokens) launch_runs<DIM>(call, p, t, tokens);
+  if (has_runs) launch_runs<DIM>(call, p, t, tokens);
 }
 
 int32_t supports(const sg_call *call) {

@@ -122,7 +122,8 @@ class Runtime:
 
     def _shape(self, options: EngineOptions, bucket: Bucket, blocks: int) -> ServingShape:
         places = sizes.places(options)
-        return ServingShape(bucket.tokens, bucket.rows, places, blocks, sizes.sequence_blocks(self.context), places)
+        blocks_each = sizes.sequence_blocks(self.context)
+        return ServingShape(bucket.tokens, bucket.rows, places, blocks, blocks_each, places, bucket.decode)
 
     def _open(self, kind: _Kind, program: Program) -> engine.Session:
         session = kind.weights.open_session(
