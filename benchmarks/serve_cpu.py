@@ -91,36 +91,24 @@ def wait_for(url: str, process: subprocess.Popen[bytes]) -> None:
 
 
 def measure(server: str, url: str, process: subprocess.Popen[bytes], turn: int, arguments: argparse.Namespace) -> None:
-    sizes = ["--prompt-tokens", str(arguments.prompt), "--output-tokens", str(arguments.new), "--seed", str(turn)]
+    sizes = ["--prompt-tokens", str(arguments.prompt), "--output-tokens", str(arguments.new)]
     facts = {"server": server, "round": turn, "threads": arguments.threads, "prompt": arguments.prompt, "new": arguments.new}
     for clients in map(int, arguments.clients.split(",")):
         words = [SUROGATE, "bench", "serve", url, "--concurrency", str(clients), "--requests", str(2 * clients), *sizes]
-        with Share(process.pid, arguments.threads) as share:
-            done = subprocess.run([*words, "--model", MODEL], capture_output=True, text=True)
+        words += ["--seed", str(1000 * turn + clients)]  # no prompt twice: the cache would know it
+        before = processor_seconds(process.pid)
+        done = subprocess.run([*words, "--model", MODEL], capture_output=True, text=True)
         if done.returncode != 0:
             raise SystemExit(f"{server}: {done.stdout}{done.stderr}")
         result = json.loads(done.stdout.splitlines()[-1])
-        emit("serve_cpu", result | {"share": share.value}, clients=clients, **facts)
+        share = (processor_seconds(process.pid) - before) / (result["seconds"] * arguments.threads)
+        emit("serve_cpu", result | {"share": round(share, 3)}, clients=clients, **facts)
     emit("serve_cpu", second_turn(url, arguments.prompt, turn), clients=1, kind="turn", **facts)
 
 
-class Share:
-    """How much of ``threads`` cores a process had."""
-
-    def __init__(self, pid: int, threads: int) -> None:
-        self._pid, self._threads = pid, threads
-
-    def _seconds(self) -> float:
-        fields = Path(f"/proc/{self._pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / TICKS
-
-    def __enter__(self) -> Share:
-        self._wall, self._cpu = time.perf_counter(), self._seconds()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        elapsed = time.perf_counter() - self._wall
-        self.value = round((self._seconds() - self._cpu) / (elapsed * self._threads), 3)
+def processor_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS
 
 
 def second_turn(url: str, tokens: int, seed: int) -> dict[str, float]:
