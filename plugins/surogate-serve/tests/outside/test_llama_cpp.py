@@ -10,7 +10,10 @@ from pathlib import Path
 import pytest
 
 SCRIPT = Path(__file__).parent / "llama_cpp.py"
-CHOSEN = "api_key or test_cors or anthropic_count_tokens or tokenize_detokenize"
+CHOSEN = (
+    "incorrect_api_key or messages_basic or messages_streaming or count_tokens or tool_use or tool_result_error or "
+    "stop_sequences or block_indices or metadata or missing_messages or tokenize_detokenize"
+)
 
 
 @pytest.mark.slow
@@ -20,4 +23,4 @@ def test_a_few_of_their_tests_pass():
     if done.returncode != 0 and "pip" in done.stderr:
         pytest.skip(f"the sources could not be fetched: {done.stderr[-300:]}")
     report = json.loads(done.stdout)
-    assert not report["failed"] and report["passed"] >= 5, report
+    assert not report["failed"] and report["passed"] >= 12, report
