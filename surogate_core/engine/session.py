@@ -211,5 +211,6 @@ def plan(program: Any, backend: str = "cpu", threads: int | None = None, device:
     Returns instructions (as :meth:`Session.explain`) and arenas, workspace, external (as :meth:`Session.memory`). The
     program is verified on the way. Raises :class:`EngineError`.
     """
-    session = backend_module(backend).open_session(program, backend, device, threads or default_threads(), False, True, None, False)
+    threads = threads or default_threads()
+    session = backend_module(backend).open_session(program, backend, device, threads, False, True, None, False)
     return {"instructions": session.explain(), **session.memory()}

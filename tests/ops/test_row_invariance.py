@@ -41,9 +41,9 @@ def test_products(dtype, weight, shape):
     found = 0
     for kernel in invariant("linear"):
         for batch in BATCHES:
-            arguments = ("linear", kernel, [as_operand(x[batch], dtype), w, None, None], (len(batch), columns), dtype, {"alpha": 1.0})
+            operands = [as_operand(x[batch], dtype), w, None, None]
             try:
-                got = run(*arguments, threads=2)
+                got = run("linear", kernel, operands, (len(batch), columns), dtype, {"alpha": 1.0}, threads=2)
             except engine.EngineError as error:
                 assert "cannot run op" in error.message
                 break

@@ -4,8 +4,8 @@
  * to the same table. Nothing but plain C crosses this boundary: no C++ type, no exception, no Python object.
  *
  * Versioning. Every struct begins with `struct_size`, set by whoever fills it to sizeof(the struct) as it was compiled.
- * A field may only be appended, or a trait added, which raises SG_ABI_MINOR; a reader treats a field past `struct_size` as zero. Any other
- * change raises SG_ABI_MAJOR, and the engine refuses a library of another major version, naming both numbers.
+ * A field may only be appended, or a trait added, which raises SG_ABI_MINOR; a reader treats a field past `struct_size` as
+ * zero. Any other change raises SG_ABI_MAJOR, and the engine refuses a library of another major version, naming both numbers.
  *
  * Rules for a kernel's `run`:
  *   - it never allocates device memory, never synchronises a device, never throws and never calls exit or abort;

@@ -101,8 +101,8 @@ class Refused(Exception):
     "context_length_exceeded", "model_not_found"), or None. param: the field that is wrong. retry_after: seconds."""
 
     def __init__(
-        self, message: str, status: int = 400, code: str | None = None, param: str | None = None, retry_after: float | None = None,
-        **details: Any,
+        self, message: str, status: int = 400, code: str | None = None, param: str | None = None,
+        retry_after: float | None = None, **details: Any,
     ) -> None:
         super().__init__(message)
         self.message, self.status, self.code, self.param, self.retry_after = message, status, code, param, retry_after

@@ -92,7 +92,8 @@ def spread(seconds: Sequence[float]) -> dict[str, float]:
     ordered = sorted(seconds)
     at = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
     found = {name: ordered[min(int(share * len(ordered)), len(ordered) - 1)] for name, share in at.items()}
-    return {name: round(value * 1e3, 3) for name, value in {"mean": statistics.fmean(ordered), **found, "max": ordered[-1]}.items()}
+    found = {"mean": statistics.fmean(ordered), **found, "max": ordered[-1]}
+    return {name: round(value * 1e3, 3) for name, value in found.items()}
 
 
 async def run_load(endpoint: Endpoint, load: Load, concurrency: int) -> dict[str, Any]:

@@ -65,7 +65,9 @@ def bench_serve(
             model or _first_model(url, api_key), prompt_tokens, output_tokens, shared_tokens, requests or 0, rate, seed,
             _last_id(target),
         )
-        facts = {"bench": "serve", "model": load.model, **({} if is_url else {"start_seconds": round(started, 2), **_given(options)})}
+        facts: dict[str, Any] = {"bench": "serve", "model": load.model}
+        if not is_url:
+            facts |= {"start_seconds": round(started, 2), **_given(options)}
         facts |= {"prompt": prompt_tokens, "shared": shared_tokens, "output": output_tokens, "seed": seed}
         for count in clients:
             typer.echo(json.dumps({**facts, **_measure(url, path, api_key, load, count, burst, repetitions)}))
