@@ -280,6 +280,7 @@ void Loop::launch(Flight &flight) {
     flying_ += 1;
   } catch (const Error &error) {
     masked_chunks_.clear();
+    runner_.drop_masks();
     fail(step, error.message);
   }
   for (size_t i = 0; i < masked_chunks_.size(); ++i) {

@@ -273,8 +273,10 @@ void Runner::write_masks(Program &program) {
   const size_t row = static_cast<size_t>(first - masked_.begin()) * static_cast<size_t>(mask_words_);
   const size_t words = static_cast<size_t>(last - first) * static_cast<size_t>(mask_words_);
   queue_->write(program.mask + row * sizeof(uint32_t), masks_.data() + row, words * sizeof(uint32_t));
-  std::fill(masked_.begin(), masked_.end(), uint8_t{0});
+  drop_masks();
 }
+
+void Runner::drop_masks() { std::fill(masked_.begin(), masked_.end(), uint8_t{0}); }
 
 // ---- what stays on the device from step to step
 

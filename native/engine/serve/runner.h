@@ -40,6 +40,7 @@ class SUROGATE_API Runner {
 
   // The mask of a row of the step that is launched next: bit v % 32 of word v / 32 allows v. To be filled by the caller.
   std::span<uint32_t> mask(int32_t row);
+  void drop_masks();  // of a step that is not launched after all
   int32_t mask_words() const { return mask_words_; }
   int32_t vocab() const { return vocab_; }
 

@@ -95,15 +95,6 @@ class Grammars:
         except TimeoutError:
             raise _too_slow(param) from None
 
-    def compile_now(self, constraint: Constraint, param: str, parser: Parser | None = None, tail: str = "") -> Grammar:
-        """The same for callers that may wait."""
-        self.prepare()
-        job = self._begin(constraint, param, parser, tail)
-        try:
-            return job.result(COMPILE_LIMIT)
-        except TimeoutError:
-            raise _too_slow(param) from None
-
     def prepare(self) -> None:
         """Reads the vocabulary, which takes seconds for large ones; else the first request waits for it."""
         self._vocabulary()

@@ -232,7 +232,7 @@ def hosts_of(given: Sequence[str], host: str, with_keys: bool) -> tuple[str, ...
     """Names that requests may use; none: any. What only this machine reaches and no key protects answers to its own
     names."""
     if given or with_keys or host not in LOOPBACK:
-        return (*given, *LOOPBACK) if given else ()
+        return (*(name.lower() for name in given), *LOOPBACK) if given else ()
     return LOOPBACK
 
 

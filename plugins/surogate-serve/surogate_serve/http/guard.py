@@ -100,7 +100,7 @@ class Guard:
         if not allowed:
             return
         host = next((value for name, value in headers if name == b"host"), b"").decode("latin-1")
-        if host not in allowed and _PORT.sub("", host).lower() not in allowed:
+        if host.lower() not in allowed and _PORT.sub("", host).lower() not in allowed:
             raise Refused(
                 f"this server is not called {clip(host)!r}: allow that name when it is started, or give it a key",
                 403, "host_not_allowed",
