@@ -39,8 +39,19 @@ def test_every_script_is_run_here():
     assert scripts == {
         "train_cpu.py", "decode_cpu.py", "ceilings_cpu.py", "rounds.py", "kernels_cuda.py", "loss_curve_cuda.py",
         "optimizer_cuda.py", "head_cuda.py", "peers_cuda.py", "serve_parts.py",
-        "serve_loop.py",
+        "serve_loop.py", "serve_cpu.py", "decode_cuda.py",
     }
+
+
+def test_a_serving_step():
+    found = rows(start("decode_cuda.py", "--model", "tiny", "--backend", "cpu", "--sequences", "2", "--position", "20",
+                       "--context", "64", "--kernels"))
+    assert {"linear", "paged_attention", "rope_kv_write"} <= {row.get("op") for row in found}
+
+
+def test_a_server_under_load():
+    first, turn = rows(start("serve_cpu.py", "--prompt", "32", "--new", "4", "--clients", "1", "--rounds", "1"))
+    assert first["metrics"]["output_tokens"] == 4 * first["metrics"]["requests"] and turn["metrics"]["again_ms"] > 0
 
 
 def test_training(model):

@@ -90,10 +90,14 @@ def test_ctrl_c_stops_the_answer(partner_of, capsys):
     model = FakeModel(script=lambda generation, choice: ["word "] * 1000)
     model.delay = 0.01
     partner = partner_of(model)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # it is ignored where tests run in the background
     timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
     timer.start()
-    spoken = talk(partner, "Go on")
-    timer.join()
+    try:
+        spoken = talk(partner, "Go on")
+    finally:
+        timer.join()
+        signal.signal(signal.SIGINT, before)
     assert "stopped" in capsys.readouterr().err
     assert spoken.messages[-1]["content"].startswith("word") and len(spoken.messages) == 2
     wait_for(lambda: model.running == 0 and model.cancelled == 1)
