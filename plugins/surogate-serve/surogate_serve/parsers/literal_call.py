@@ -13,6 +13,7 @@ from surogate_core.plugins import CallProgress, CallReader
 
 from .json_text import JsonValue, is_json_number, properties_of
 from .literal_grammar import LiteralGrammar
+from .steps import Steps, overlap
 
 _NAME = re.compile(r"[\w.\-]+")
 _BARE_END = re.compile(r"[,:{}\[\]]")
@@ -38,13 +39,12 @@ class LiteralCall:
         return f"{json.dumps('call:' + name)} {LiteralGrammar(parameters, terminal(self.quote)).object(parameters)}"
 
 
-class _LiteralReader:
+class _LiteralReader(Steps):
     """Turns the notation into JSON as it comes. Text that may still become a quote waits in the buffer."""
 
     def __init__(self, tools: Mapping[str, Mapping[str, Any]], quote: str) -> None:
+        super().__init__(self._read_name)
         self._tools, self._quote = tools, quote
-        self._buffer = ""
-        self._step: Callable[[], bool] = self._read_name
         self._open: list[str] = []
         self._types: Mapping[str, Any] = {}  # schemas of the call's own arguments
         self._key = ""
@@ -52,16 +52,6 @@ class _LiteralReader:
         self._text = ""  # of a key that is quoted
         self._json: JsonValue | None = None
         self._last = ""  # the last character that was told
-        self._progress = CallProgress()
-
-    def feed(self, text: str) -> CallProgress:
-        self._progress = CallProgress()
-        self._buffer += text
-        while not (self._progress.complete or self._progress.failed) and self._step():
-            pass
-        if self._progress.complete or self._progress.failed:
-            self._progress.rest = self._buffer
-        return self._progress
 
     def finish(self, closed: bool) -> CallProgress:
         return CallProgress()
@@ -174,7 +164,7 @@ class _LiteralReader:
 
     def _read_string(self) -> bool:
         end = self._buffer.find(self._quote)
-        size = end if end >= 0 else len(self._buffer) - _overlap(self._buffer, self._quote)
+        size = end if end >= 0 else len(self._buffer) - overlap(self._buffer, self._quote)
         self._text += self._buffer[:size] if self._is_key else ""
         self._take(size, json.dumps(self._buffer[:size], ensure_ascii=False)[1:-1])
         if end < 0:
@@ -246,11 +236,3 @@ class _LiteralReader:
     def _take(self, size: int, told: str) -> None:
         self._buffer = self._buffer[size:]
         self._put(told)
-
-
-def _overlap(text: str, marker: str) -> int:
-    """How many of the last characters begin the marker."""
-    for size in range(min(len(marker) - 1, len(text)), 0, -1):
-        if marker.startswith(text[-size:]):
-            return size
-    return 0

@@ -20,6 +20,7 @@ from typing import Any
 from surogate_core.plugins import CallProgress, CallReader
 
 from .json_text import properties_of
+from .steps import Steps, overlap
 
 _FUNCTION, _PARAMETER, _END = "<function=", "<parameter=", "</function>"
 # What ends a value. Models leave closing tags out, but begin the next one on a line of its own.
@@ -70,26 +71,15 @@ def _is_text(schema: Any) -> bool:
     return not known or schema.get("type") == "string"
 
 
-class _TagReader:
+class _TagReader(Steps):
     """Steps through the tags; texts go on as they come, other values once they are whole."""
 
     def __init__(self, tools: Mapping[str, Mapping[str, Any]]) -> None:
+        super().__init__(self._read_function)
         self._tools = tools
         self._schemas: Mapping[str, Any] = {}
-        self._buffer = ""
-        self._step: Callable[[], bool] = self._read_function
         self._keys: set[str] = set()
         self._key = ""
-        self._progress = CallProgress()
-
-    def feed(self, text: str) -> CallProgress:
-        self._progress = CallProgress()
-        self._buffer += text
-        while not (self._progress.complete or self._progress.failed) and self._step():
-            pass
-        if self._progress.complete or self._progress.failed:
-            self._progress.rest = self._buffer
-        return self._progress
 
     def finish(self, closed: bool) -> CallProgress:
         """The closing marker stands for the tags that are missing before it."""
@@ -160,7 +150,7 @@ class _TagReader:
     def _read_text(self) -> bool:
         found = _VALUE_END.search(self._buffer)
         if found is None:
-            sure = len(self._buffer) - _overlap(self._buffer)
+            sure = len(self._buffer) - overlap(self._buffer, *_VALUE_ENDS)
             self._progress.arguments += json.dumps(self._buffer[:sure], ensure_ascii=False)[1:-1]
             self._buffer = self._buffer[sure:]
             return False
@@ -186,12 +176,3 @@ class _TagReader:
             self._progress.arguments += json.dumps(value, ensure_ascii=False, allow_nan=False)
         except (ValueError, RecursionError):
             self._progress.arguments += json.dumps(text, ensure_ascii=False)
-
-
-def _overlap(text: str) -> int:
-    """How many of the last characters may begin what ends a value."""
-    longest = max(map(len, _VALUE_ENDS)) - 1
-    for size in range(min(longest, len(text)), 0, -1):
-        if any(end.startswith(text[-size:]) for end in _VALUE_ENDS):
-            return size
-    return 0
