@@ -1,0 +1,13 @@
+"""The Gemma families of Surogate."""
+
+from __future__ import annotations
+
+from surogate_core.plugins import hookimpl
+
+
+@hookimpl
+def surogate_families(register):
+    from . import families
+
+    for family in families.FAMILIES:
+        register(family.name, family)

@@ -1,0 +1,7 @@
+"""Every family of this plugin: a module of families adds its own here."""
+
+from __future__ import annotations
+
+from surogate_core.dsl import Family
+
+FAMILIES: tuple[Family, ...] = ()
