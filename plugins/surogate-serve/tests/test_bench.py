@@ -6,6 +6,7 @@ import json
 
 import pytest
 from surogate_core.cli.app import app
+from surogate_serve.bench.load import Load, burst_figures
 from typer.testing import CliRunner
 
 
@@ -26,7 +27,25 @@ def test_closed_loop_shared_prefixes_and_burst():
         assert found["first_token_ms"]["p50"] <= found["request_ms"]["p50"] and found["server_processor_seconds"] > 0
     assert first["cached_tokens"] >= 4 * 32  # all but the first
     (burst,) = lines("tiny", "--concurrency", "2", "--burst", "--repetitions", "1", *SMALL)
-    assert burst["decode_tokens_per_second"] > 0 and burst["prefill_tokens_per_second"] > 0
+    assert burst["prefill_tokens_per_second"] > 0 and burst["one_token_ms"] > 0
+    assert ("decode_not_told" in burst) == (burst["decode_tokens_per_second"] is None)  # a busy machine tells none
+
+
+@pytest.mark.parametrize(
+    "ones, wholes, decode",
+    [
+        ([0.5], [1.0], 20.0),
+        ([0.5, 0.4, 0.6], [1.1, 5.0, 1.0], 10 / 0.6),
+        ([0.5], [0.4], None),  # noise made the long burst the shorter one
+        ([0.5], [0.5], None),
+        ([0.5, 0.5, 1.2], [1.0, 1.1, 1.2], None),  # medians apart, and yet a burst of one token took longer
+    ],
+)
+def test_a_bursts_decode_rate_is_told_only_where_it_stands_out(ones, wholes, decode):
+    figures = burst_figures(Load("m", prompt_tokens=40, output_tokens=6), 2, ones, wholes)
+    assert figures["decode_tokens_per_second"] == (None if decode is None else pytest.approx(decode, abs=0.05))
+    assert ("decode_not_told" in figures) == (decode is None)
+    assert figures["prefill_tokens_per_second"] == pytest.approx(2 * 40 / sorted(ones)[len(ones) // 2], abs=0.05)
 
 
 def test_open_loop():

@@ -150,11 +150,28 @@ async def run_burst(endpoint: Endpoint, load: Load, size: int, repetitions: int)
     await seconds(4)
     ones = [(await seconds(1))[0] for _ in range(repetitions)]
     runs = [await seconds(load.output_tokens) for _ in range(repetitions)]
-    one, whole = statistics.median(ones), statistics.median(taken for taken, _ in runs)
     gaps = [b - a for _, timings in runs for t in timings for a, b in zip(t.arrivals, t.arrivals[1:])]
-    return {
-        "loop": "burst", "concurrency": size, "repetitions": repetitions, "one_token_ms": round(one * 1e3, 3),
-        "all_tokens_ms": round(whole * 1e3, 3), "prefill_tokens_per_second": round(size * load.prompt_tokens / one, 1),
-        "decode_tokens_per_second": round(size * (load.output_tokens - 1) / (whole - one), 1),
-        "output_tokens_per_second": round(size * load.output_tokens / whole, 1), "inter_token_ms": spread(gaps),
+    figures = burst_figures(load, size, ones, [taken for taken, _ in runs])
+    return {"loop": "burst", "concurrency": size, "repetitions": repetitions, **figures, "inter_token_ms": spread(gaps)}
+
+
+def burst_figures(load: Load, size: int, ones: Sequence[float], wholes: Sequence[float]) -> dict[str, Any]:
+    """``ones``, ``wholes``: seconds of bursts of one token and of all tokens.
+
+    The decode rate is None, with the reason, unless every burst of all tokens took longer than every burst of one: what
+    lies between them would be the machine's noise."""
+    one, whole = statistics.median(ones), statistics.median(wholes)
+    figures: dict[str, Any] = {
+        "one_token_ms": round(one * 1e3, 3), "all_tokens_ms": round(whole * 1e3, 3),
+        "prefill_tokens_per_second": round(size * load.prompt_tokens / one, 1), "decode_tokens_per_second": None,
+        "output_tokens_per_second": round(size * load.output_tokens / whole, 1),
     }
+    longest, shortest = max(ones), min(wholes)
+    if longest < shortest:
+        figures["decode_tokens_per_second"] = round(size * (load.output_tokens - 1) / (whole - one), 1)
+    else:
+        figures["decode_not_told"] = (
+            f"a burst of one token took {longest * 1e3:.1f} ms, one of {load.output_tokens} took {shortest * 1e3:.1f} ms: ask for "
+            "more tokens, or on a quieter machine"
+        )
+    return figures
