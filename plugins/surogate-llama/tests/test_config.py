@@ -14,7 +14,7 @@ from surogate_core.model import LoadedModel
 from surogate_core.weights.export import write_gguf, write_hf
 from surogate_core.weights.tensor import from_f32
 from surogate_llama.family import FAMILIES, LlamaFamily
-from surogate_llama.rope_factors import frequency_factors, llama3_of_factors
+from surogate_core.families.rope_factors import frequency_factors, llama3_of_factors
 from surogate_llama.tiny import LLAMA, LLAMA3_ROPE, LLAMA_VARIANTS, MISTRAL, YARN_ROPE
 
 LLAMA_FAMILY, MISTRAL_FAMILY = FAMILIES

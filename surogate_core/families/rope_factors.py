@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from surogate_core.dsl import RopeSpec
-from surogate_core.dsl.rope import inverse_frequencies
+from ..dsl.rope import RopeSpec, inverse_frequencies
 
 # Llama 3.1 and 3.3 scale by 8, 3.2 by 32; they share everything else.
 _KNOWN_FACTORS = (8.0, 32.0)
@@ -21,6 +20,11 @@ def needs_factors(spec: RopeSpec) -> bool:
         return True
     beta_fast, beta_slow = spec.scaling.get("beta_fast") or 32, spec.scaling.get("beta_slow") or 1
     return spec.kind == "yarn" and (beta_fast != 32 or beta_slow != 1 or not spec.scaling.get("truncate", True))
+
+
+def rope_factor_tensors(spec: RopeSpec) -> dict[str, np.ndarray]:
+    """The tensor of a GGUF file that says what its metadata cannot: none for most models."""
+    return {"rope_freqs.weight": frequency_factors(spec)} if needs_factors(spec) else {}
 
 
 def frequency_factors(spec: RopeSpec) -> np.ndarray:
