@@ -4,4 +4,6 @@ from __future__ import annotations
 
 from surogate_core.dsl import Family
 
-FAMILIES: tuple[Family, ...] = ()
+from . import gemma
+
+FAMILIES: tuple[Family, ...] = (*gemma.FAMILIES,)
