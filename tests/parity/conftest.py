@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from .variants import Case, Exported, exported, gguf_cases
+
 
 @pytest.fixture(scope="session", autouse=True)
 def one_torch_thread():
@@ -65,3 +67,10 @@ def llama_cpp() -> LlamaCpp:
         what = "node is not on the PATH" if node is None else f"{NPM_PACKAGE} is not installed in this environment"
         pytest.skip(f"llama.cpp: {what}: npm install --prefix {sys.prefix} --ignore-scripts {NPM_PACKAGE}@{NPM_VERSION}")
     return LlamaCpp(node, binaries)
+
+
+@pytest.fixture(scope="session")
+def gguf_files(tmp_path_factory) -> dict[Case, Exported]:
+    """Every variant that has a place in a GGUF file, exported in f32."""
+    folder = tmp_path_factory.mktemp("gguf_files")
+    return {case: exported(case, folder) for case in gguf_cases()}

@@ -7,16 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from surogate_core.plugins.manager import get_manager
 from surogate_core.testing.parity import Parity, installed_family
 from surogate_core.train.optimizers import AdamW
 
-
-def _cases() -> list[tuple[str, str]]:
-    return [(name, variant) for name, family in get_manager().families.items() for variant in family.tiny_configs()]
+from .variants import cases
 
 
-@pytest.fixture(scope="module", params=_cases(), ids="-".join)
+@pytest.fixture(scope="module", params=cases(), ids="-".join)
 def parity(request, tmp_path_factory) -> Parity:
     name, variant = request.param
     family = installed_family(name)
@@ -63,5 +60,5 @@ def test_files_come_out_as_they_went_in(parity, tmp_path, dtype):
 
 
 def test_families_of_this_repository_take_part():
-    assert {name for name, _ in _cases()} >= {"llama", "mistral"}
-    assert np.unique([f"{name}-{variant}" for name, variant in _cases()]).size == len(_cases())
+    assert {name for name, _ in cases()} >= {"llama", "mistral"}
+    assert np.unique(["-".join(case) for case in cases()]).size == len(cases())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 import numpy as np
 import pytest
 
@@ -12,7 +11,10 @@ from surogate_core.passes import LoraSpec
 from surogate_core.passes.lora import adapter_names
 from surogate_core.testing.parity import Parity, installed_family, relative_error
 from surogate_core.testing.tiny import write_byte_tokenizer
+from surogate_core.train.prepare import linear_roles
 from surogate_core.weights.peft_adapter import Adapter, LoraPair, read_adapter, write_adapter
+
+from .variants import cases
 
 torch = pytest.importorskip("torch", reason="compares with PEFT: pip install 'surogate-core[test]'")
 peft = pytest.importorskip("peft", reason="compares with PEFT: pip install 'surogate-core[test]'")
@@ -26,12 +28,16 @@ def parity(tmp_path_factory) -> Parity:
     return Parity.make(family, family.tiny_configs()["mlp_bias_tied"], tmp_path_factory.mktemp("base"), seed=2)
 
 
-def in_peft(parity: Parity, **settings):
-    """A PEFT model over a fresh copy of the base, A and B random."""
+def base_of(parity: Parity):
+    """A fresh copy of the base in transformers."""
     import transformers
 
-    base = transformers.AutoModelForCausalLM.from_pretrained(parity.folder, attn_implementation="eager", dtype=torch.float32)
-    model = peft.get_peft_model(base, peft.LoraConfig(**{"r": 4, "lora_alpha": 6, "target_modules": ALL, **settings}))
+    return transformers.AutoModelForCausalLM.from_pretrained(parity.folder, attn_implementation="eager", dtype=torch.float32)
+
+
+def in_peft(parity: Parity, **settings):
+    """A PEFT model over a fresh copy of the base, A and B random."""
+    model = peft.get_peft_model(base_of(parity), peft.LoraConfig(**{"r": 4, "lora_alpha": 6, "target_modules": ALL, **settings}))
     torch.manual_seed(5)
     for name, parameter in model.named_parameters():
         if ".lora_" in name:
@@ -81,18 +87,36 @@ def test_adapters_of_peft_mean_the_same_here(parity, tmp_path, settings):
     assert relative_error(parity.logits(), expected) > 1e-2, "the adapter changes too little to tell"
 
 
+@pytest.mark.parametrize("case", cases(), ids="-".join)
+def test_adapters_of_every_variant_both_ways(tmp_path, case):
+    """On every linear of the stack: from PEFT's files here, and from files written here to PEFT."""
+    family = installed_family(case[0])
+    parity = Parity.make(family, family.tiny_configs()[case[1]], tmp_path / "base", seed=2)
+    h, names = parity.loaded.hyperparameters, family.hf_names(parity.loaded.hyperparameters)
+    roles = linear_roles(parity.loaded)
+    weights = [name for name, parameter in parity.loaded.dsl().parameters() if parameter.role in roles]
+    model = in_peft(parity, target_modules=[names.file_names(weight)[0].removesuffix(".weight") for weight in weights])
+    model.save_pretrained(tmp_path / "theirs")
+    expected = peft_logits(parity, model)
+    adapter = read_adapter(tmp_path / "theirs", names)
+    assert set(adapter.pairs) == set(weights)
+    ours = parity.logits(adapter=AppliedAdapter.of(adapter, parity.loaded))
+    assert relative_error(ours, expected) < 2e-5
+    assert relative_error(parity.logits(), expected) > 1e-2, "the adapter changes too little to tell"
+    write_adapter(tmp_path / "ours", adapter, names, h.num_layers)
+    again = peft.PeftModel.from_pretrained(base_of(parity), tmp_path / "ours").eval()
+    assert relative_error(peft_logits(parity, again), expected) < 1e-6
+
+
 @pytest.mark.parametrize("spec", [
     LoraSpec(4, 6.0), LoraSpec(4, 6.0, rank_stabilised=True), LoraSpec(3, 8.0, frozenset({"attn.q", "mlp.down"})),
 ], ids=["all", "rslora", "two_roles"])  # fmt: skip
 def test_adapters_from_here_mean_the_same_in_peft(parity, tmp_path, spec):
-    import transformers
-
     session = trained(parity, spec)
     adapter = Adapter(pairs_of(parity, session, spec), str(parity.folder), spec.rank_stabilised)
     names = parity.loaded.family.hf_names(parity.loaded.hyperparameters)
     write_adapter(tmp_path, adapter, names, parity.loaded.hyperparameters.num_layers)
-    base = transformers.AutoModelForCausalLM.from_pretrained(parity.folder, attn_implementation="eager", dtype=torch.float32)
-    model = peft.PeftModel.from_pretrained(base, tmp_path).eval()
+    model = peft.PeftModel.from_pretrained(base_of(parity), tmp_path).eval()
     ours = parity.logits(adapter=AppliedAdapter.open(tmp_path, parity.loaded))
     assert relative_error(ours, peft_logits(parity, model)) < 5e-6
     again = read_adapter(tmp_path, names)
