@@ -61,9 +61,8 @@ def random_reference(config: Mapping[str, Any], seed: int = 0) -> Any:
         torch.manual_seed(seed)
         model = transformers.AutoModelForCausalLM.from_config(made, attn_implementation="eager", dtype=torch.float32)
         for parameter in model.parameters():
-            if parameter.ndim == 1:
-                parameter.data.normal_(0, 0.3)
-                parameter.data.add_(1.0)
+            if parameter.ndim == 1:  # around what it starts at: ones for most norms, zeros for biases and for norms of 1 + w
+                parameter.data.add_(0.3 * torch.randn_like(parameter))
             else:
                 parameter.data.normal_(0, 1.0).mul_(1.5 * parameter.shape[1] ** -0.5)
     # Random weights mean nothing by their end token: generation is to go on to its limit.

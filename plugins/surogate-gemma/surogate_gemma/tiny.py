@@ -7,6 +7,7 @@ from typing import Any
 _BASE: dict[str, Any] = {
     "vocab_size": 160, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2,
     "head_dim": 16, "max_position_embeddings": 64,
+    "pad_token_id": None,  # transformers gives the embedding of a padding token no gradient, wherever it stands
 }  # fmt: skip
 GEMMA_1: dict[str, Any] = {"architectures": ["GemmaForCausalLM"], "model_type": "gemma", **_BASE, "num_hidden_layers": 2}
 # Caps low enough to bend what these models compute, windows shorter than the longest documents.
