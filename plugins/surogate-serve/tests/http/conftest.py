@@ -55,7 +55,7 @@ class Running:
         self.app.log.close()
 
 
-def wait_for(condition: Callable[[], Any], seconds: float = 10.0) -> None:
+def wait_for(condition: Callable[[], Any], seconds: float = 60.0) -> None:
     """Until it holds; fails where that takes too long."""
     until = time.monotonic() + seconds
     while not condition():

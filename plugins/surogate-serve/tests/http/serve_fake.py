@@ -1,12 +1,16 @@
-"""A server process of a fake model, for tests of its life: python serve_fake.py PORT JSON, with seconds of limits."""
+"""A server process of a fake model, for tests of its life: python serve_fake.py PORT JSON, with seconds of limits.
+
+With "held", no request gets its first token before a line comes on the standard input; that also ends the engine where
+"dies" is set.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import sys
 import threading
-import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -24,17 +28,19 @@ def main() -> int:
     tokens = options.pop("tokens", 100)
     model = FakeModel(script=lambda generation, choice: ["x"] * tokens)
     model.delay = options.pop("delay", 0.0)
-    dies_after = options.pop("dies_after", None)
+    dies = options.pop("dies", False)
+    if options.pop("held", False):
+        model.hold.clear()
     app = create_app({"fake": model}, Settings(limits=Limits(**options)))
 
-    def die() -> None:
-        time.sleep(dies_after)
-        model.dead = "killed by a test"
+    def listen_for_a_line(loop: asyncio.AbstractEventLoop) -> None:
+        if sys.stdin.readline():
+            model.dead = "killed by a test" if dies else None
+            loop.call_soon_threadsafe(model.hold.set)
 
     def ready(url: str) -> None:
         print(url, flush=True)
-        if dies_after is not None:
-            threading.Thread(target=die, daemon=True).start()
+        threading.Thread(target=listen_for_a_line, args=[asyncio.get_running_loop()], daemon=True).start()
 
     return run(app, listen("127.0.0.1", int(sys.argv[1])), ready)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from contextlib import aclosing
 
 import pytest
 from conftest import wait_for
@@ -87,16 +88,29 @@ def test_errors_are_told_and_leave_no_turn(partner_of, capsys):
 
 
 def test_ctrl_c_stops_the_answer(partner_of, capsys):
-    model = FakeModel(script=lambda generation, choice: ["word "] * 1000)
+    model = FakeModel(script=lambda generation, choice: ["word "] * 10000)
     model.delay = 0.01
     partner = partner_of(model)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # it is ignored where tests run in the background
-    timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
+    answer, said = partner.answer, threading.Event()
+
+    async def watched(*args):
+        async with aclosing(answer(*args)) as pieces:
+            async for piece in pieces:
+                yield piece
+                said.set()
+
+    def interrupt():
+        said.wait(60)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    partner.answer = watched
+    person = threading.Thread(target=interrupt)
+    person.start()
     try:
         spoken = talk(partner, "Go on")
     finally:
-        timer.join()
+        person.join()
         signal.signal(signal.SIGINT, before)
     assert "stopped" in capsys.readouterr().err
     assert spoken.messages[-1]["content"].startswith("word") and len(spoken.messages) == 2

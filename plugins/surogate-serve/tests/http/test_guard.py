@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-import time
 
 import httpx
 import openai
@@ -232,9 +231,7 @@ def test_large_bodies(serve):
 def test_a_dribbled_body_runs_out_of_time(serve):
     server = serve(limits=Limits(body_seconds=0.3))
     head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{"
-    began = time.monotonic()
-    assert b" 408 " in raw(server, head).split(b"\r\n")[0]
-    assert time.monotonic() - began < 3
+    assert b" 408 " in raw(server, head, wait=25).split(b"\r\n")[0]  # not after the 30 s that are usual
 
 
 def test_cors_is_off_unless_an_origin_is_allowed(serve):
@@ -262,6 +259,15 @@ def test_names_that_the_server_is_not_called_by(serve):
 # -- clients that leave, queues ----------------------------------------------------------------------------------------
 
 
+def hold(server):
+    """No request gets its first token from now on."""
+
+    async def clear():
+        server.model.hold.clear()
+
+    server.call(clear())
+
+
 def leaving(server, body):
     """Sends a request and closes the connection at once after the model began with it."""
     content = json.dumps(body).encode()
@@ -277,10 +283,9 @@ def leaving(server, body):
 @pytest.mark.parametrize("queued", [False, True])
 def test_a_client_that_leaves_cancels(server, stream, queued):
     server.model.delay = 0.02
-    server.model.script = lambda generation, index: ["x"] * 1000
+    server.model.script = lambda generation, index: ["x"] * 10000
     if queued:
-        server.loop.call_soon_threadsafe(server.model.hold.clear)
-        time.sleep(0.05)
+        hold(server)
     leaving(server, CHAT | {"stream": stream, "n": 2})
     assert server.model.cancelled == 1
     server.loop.call_soon_threadsafe(server.model.hold.set)
@@ -291,7 +296,7 @@ def test_a_client_that_leaves_cancels(server, stream, queued):
 
 def test_a_stream_that_is_closed_in_the_middle(server):
     server.model.delay = 0.01
-    server.model.script = lambda generation, index: ["x"] * 1000
+    server.model.script = lambda generation, index: ["x"] * 10000
     client = openai.OpenAI(base_url=server.url + "/v1", api_key="x")
     stream = client.chat.completions.create(model="fake", messages=HI, stream=True)
     next(stream)
@@ -313,9 +318,15 @@ def test_a_client_that_reads_nothing_is_let_go(serve):
 
 def test_a_quiet_stream_says_that_it_lives(serve):
     server = serve(limits=Limits(keep_alive_seconds=0.1))
-    server.model.delay = 0.35
-    text = post(server, CHAT | {"stream": True}).text
+    hold(server)
+    text = ""
+    with httpx.stream("POST", server.url + "/v1/chat/completions", json=CHAT | {"stream": True}, timeout=60) as answer:
+        for part in answer.iter_text():
+            text += part
+            if text.count(": keep-alive\n\n") == 2:
+                server.loop.call_soon_threadsafe(server.model.hold.set)
     assert text.count(": keep-alive\n\n") >= 2 and text.endswith("data: [DONE]\n\n")
+    server.model.delay = 0.35
     client = openai.OpenAI(base_url=server.url + "/v1", api_key="x")
     assert "".join(
         chunk.choices[0].delta.content or "" for chunk in client.chat.completions.create(model="fake", messages=HI,
@@ -327,8 +338,7 @@ def test_full_queues_and_long_waits(serve):
     server = serve(limits=Limits(queued=2, queue_seconds=0.2))
     answer = post(server, CHAT | {"n": 3})
     assert answer.status_code == 429 and answer.headers["retry-after"] == "1"
-    server.loop.call_soon_threadsafe(server.model.hold.clear)
-    time.sleep(0.05)
+    hold(server)
     late = post(server, CHAT)
     assert late.status_code == 503 and late.headers["retry-after"] and late.json()["error"]["code"] == "queue_timeout"
     assert server.model.waiting == 0

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -46,13 +44,17 @@ def whole(server, **body):
     return reply.json()
 
 
-def frames(server, **body):
-    """The data of every frame of a stream, each of them valid by the client's types, in sequence."""
+def frames(server, begun=lambda: None, **body):
+    """The data of every frame of a stream, each of them valid by the client's types, in sequence. begun: called after the
+    first of them came."""
     given = {"model": "fake", "input": "Hi", "stream": True} | body
     with httpx.stream("POST", server.url + "/v1/responses", json=given) as reply:
         assert reply.status_code == 200, reply.read()
         assert reply.headers["content-type"].startswith("text/event-stream")
-        text = "".join(reply.iter_text())
+        parts = reply.iter_text()
+        text = next(parts)
+        begun()
+        text += "".join(parts)
     result = []
     for frame in filter(None, text.split("\n\n")):
         event, data = frame.split("\n")
@@ -445,10 +447,5 @@ def test_a_server_that_shuts_down_ends_streams_as_failed(serve):
     model = says(*["word "] * 2000)
     model.delay = 0.01
     server = serve(model)
-    with ThreadPoolExecutor(1) as pool:
-        reading = pool.submit(frames, server)
-        wait_for(lambda: model.running == 1)
-        time.sleep(0.1)
-        server.call(server.app.guard.drain(0.1))
-        last = reading.result(10)[-1]
+    last = frames(server, begun=lambda: server.call(server.app.guard.drain(0.1)))[-1]
     assert last["type"] == "response.failed" and last["response"]["error"]["code"] == "server_error"
