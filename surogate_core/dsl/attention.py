@@ -9,16 +9,17 @@ from .tensor import Tensor
 
 
 class Attention(Module):
-    """Causal self-attention over the documents of a packed batch.
+    """Self-attention over the documents of a packed batch.
 
     hidden_size -> num_heads x head_dim queries, num_kv_heads x head_dim keys and values -> hidden_size.
-    rope: rotary table to use, or None for a layer without positions. window: 0, or how many tokens back a token sees,
-    itself included. qk_norm_eps: RMSNorm over each head of q and k before the rotation when given.
+    rope: rotary table to use, or None for a layer without positions. causal: a token sees none that come after it; False: it
+    sees as far ahead as back. window: 0, or how many tokens back a token sees, itself included. qk_norm_eps: RMSNorm over
+    each head of q and k before the rotation when given.
     """
 
     def __init__(
         self, hidden_size: int, num_heads: int, num_kv_heads: int, head_dim: int, rope: RopeSpec | None, *,
-        window: int = 0, softcap: float = 0.0, softmax_scale: float | None = None,
+        causal: bool = True, window: int = 0, softcap: float = 0.0, softmax_scale: float | None = None,
         qkv_bias: bool = False, out_bias: bool = False, qk_norm_eps: float | None = None,
         qk_norm_unit_offset: bool = False, init_std: float = 0.02,
     ) -> None:
@@ -26,7 +27,7 @@ class Attention(Module):
             raise ValueError(f"{num_heads} query heads cannot share {num_kv_heads} key heads evenly")
         self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
         self.rope_spec = rope
-        self.window, self.softcap = window, softcap
+        self.causal, self.window, self.softcap = causal, window, softcap
         self.softmax_scale = head_dim**-0.5 if softmax_scale is None else softmax_scale
         self.q = Linear(hidden_size, num_heads * head_dim, "attn.q", qkv_bias, init_std)
         self.k = Linear(hidden_size, num_kv_heads * head_dim, "attn.k", qkv_bias, init_std)
@@ -44,8 +45,8 @@ class Attention(Module):
             q, k = self.q_norm(q), self.k_norm(k)
         q, k = self._rotate(q), self._rotate(k)
         out, _ = self.context.op(
-            "attention", q, k, v, self.context.doc_starts, scale=self.softmax_scale, causal=1, window=self.window,
-            softcap=self.softcap, max_length=self.context.max_positions, label="attention",
+            "attention", q, k, v, self.context.doc_starts, scale=self.softmax_scale, causal=int(self.causal),
+            window=self.window, softcap=self.softcap, max_length=self.context.max_positions, label="attention",
         )
         return self.o(out.reshape("T", self.num_heads * self.head_dim))
 

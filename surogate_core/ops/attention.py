@@ -10,7 +10,7 @@ from .record import Attr, Op, Operand, Sample, TensorType, Tolerance, require
 
 SCALE = Attr(float, None, "factor of the logits, > 0 (usually 1 / sqrt(head_dim))")
 CAUSAL = Attr(int, 1, "1: token i sees tokens j <= i only")
-WINDOW = Attr(int, 0, "if > 0, token i sees tokens j with i - j < window only")
+WINDOW = Attr(int, 0, "if > 0, token i sees tokens j with |i - j| < window only")
 SOFTCAP = Attr(float, 0.0, "if > 0, logits become softcap * tanh(logits / softcap)")
 MAX_LENGTH = Attr(int, 0, "if > 0, no document is longer: what kernels may size their work by; 0: not known")
 DETERMINISTIC = Attr(int, 1, "0 lets kernels add in any order, so that results may differ from run to run in rounding")
@@ -56,7 +56,7 @@ def visible(num_queries: int, num_keys: int, first_query: int, causal: int, wind
     if causal:
         mask &= distance >= 0
     if window > 0:
-        mask &= distance < window
+        mask &= np.abs(distance) < window
     return mask
 
 
@@ -103,8 +103,8 @@ def attention_flops(inputs, attrs) -> float:
     """Two products over the visible pairs, as if all tokens were one document."""
     q, _, v = inputs[:3]
     tokens = q.shape[0]
-    seen = min(tokens, attrs.get("window") or tokens)
-    pairs = tokens * seen * (0.5 if attrs.get("causal", 1) else 1.0)
+    causal, window = attrs.get("causal", 1), attrs.get("window") or tokens
+    pairs = tokens * (0.5 * min(tokens, window) if causal else min(tokens, 2 * window - 1))
     return 2.0 * pairs * q.shape[1] * (q.shape[2] + v.shape[2])
 
 
@@ -115,6 +115,7 @@ SHAPES = (
     ((150, 43), 6, 2, 64, 64, {"window": 37}),
     ((97,), 2, 2, 80, 48, {"causal": 0}),
     ((140, 20), 4, 4, 32, 32, {"causal": 0, "window": 50}),
+    ((411, 130, 1), 6, 2, 64, 64, {"causal": 0, "window": 9}),
     ((70, 61), 4, 1, 128, 128, {"softcap": 2.5}),
     ((300,), 4, 1, 256, 256, {"window": 128}),
     ((515, 130), 9, 3, 64, 64, {}),

@@ -50,7 +50,7 @@ def test_a_token_gives_the_same_bits_alone_and_in_a_prompt(kernel, window):
 
 
 @pytest.mark.parametrize("kernel", on_fp32("attention_grad"))
-@pytest.mark.parametrize("attrs", [{}, {"window": 100}, {"causal": 0}])
+@pytest.mark.parametrize("attrs", [{}, {"window": 100}, {"causal": 0}, {"causal": 0, "window": 100}])
 def test_a_gradient_of_many_chunks(kernel, attrs):
     """One document of several query chunks beside short ones: partial sums are added, none is left undefined."""
     attrs = {**ATTRS, **attrs}

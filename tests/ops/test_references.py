@@ -121,3 +121,14 @@ def test_attention_of_two_documents(torch):
         parts = (as_torch(torch, x[begin:end]).transpose(0, 1)[None] for x in (q, k, v))
         expected = torch.nn.functional.scaled_dot_product_attention(*parts, is_causal=True, scale=0.3, enable_gqa=True)
         np.testing.assert_allclose(got[begin:end], expected[0].transpose(0, 1), rtol=1e-10, atol=1e-12)
+
+
+def test_attention_that_sees_as_far_ahead_as_back(torch):
+    q, k, v = RNG.standard_normal((9, 4, 8)), RNG.standard_normal((9, 2, 8)), RNG.standard_normal((9, 2, 8))
+    inputs = {"q": q, "k": k, "v": v, "doc_starts": np.array([0, 9, 9], np.int32)}
+    at = np.arange(9)
+    for window, mask in ((0, None), (3, torch.from_numpy(abs(at[:, None] - at) < 3))):
+        parts = (as_torch(torch, x).transpose(0, 1)[None] for x in (q, k, v))
+        expected = torch.nn.functional.scaled_dot_product_attention(*parts, mask, scale=0.3, enable_gqa=True)
+        got = outputs("attention", inputs, {"scale": 0.3, "causal": 0, "window": window})[0]
+        np.testing.assert_allclose(got, expected[0].transpose(0, 1), rtol=1e-10, atol=1e-12)

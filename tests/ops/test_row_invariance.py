@@ -63,7 +63,8 @@ def test_packed_attention_is_the_attention_of_a_cache(dtype, window):
     q, k, v = (RNG.standard_normal((tokens, n, dim)) for n in (heads, kv_heads, kv_heads))
     attrs = {"scale": dim**-0.5, "window": window, "softcap": 0.0}
     starts = np.array([0, lengths[0], tokens], np.int32)
-    kernel = invariant("attention")[-1]  # of the widest instruction set: the one that a session takes
+    kernel = [name for name in invariant("attention") if name.startswith("paged")][-1]
+    # of the widest instruction set: the one that a session takes
     kind = np.uint16 if dtype == "bf16" else np.float32
     packed, lse = np.zeros((tokens, heads, dim), kind), np.zeros((tokens, heads), np.float32)
     operands = [as_operand(x, dtype) for x in (q, k, v)]
@@ -107,3 +108,24 @@ def test_a_session_takes_no_other_kernel():
     program.instructions[0] = Instruction("linear_weight_grad", ("y", "x"), ("w",), (("alpha", 1.0),))
     with pytest.raises(engine.EngineError, match="same bits in every batch"):
         engine.Session(program.to_bytes(), "cpu", 1, batch_invariant=True)
+
+
+@pytest.mark.parametrize("window", [0, 37])
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_attention_that_looks_ahead_depends_on_no_other_document(dtype, window):
+    """A document by itself, and between others, on one worker and two."""
+    heads, kv_heads, dim, before, length, after = 6, 2, 32, 91, 301, 60
+    parts = [RNG.standard_normal((before + length + after, n, dim)) for n in (heads, kv_heads, kv_heads)]
+    kernel = [name for name in invariant("attention") if name.startswith("whole")][-1]
+    attrs = {"scale": dim**-0.5, "causal": 0, "window": window, "softcap": 0.0, "max_length": 0}
+
+    def attend(rows: slice, starts: list[int], threads: int) -> np.ndarray:
+        operands = [as_operand(x[rows], dtype) for x in parts]
+        out = np.zeros(operands[0][2], np.uint16 if dtype == "bf16" else np.float32)
+        results = [(out, dtype, out.shape), np.zeros(out.shape[:2], np.float32)]
+        engine.run_op("attention", [*operands, np.array(starts, np.int32)], results, attrs, "cpu", kernel, threads)
+        return out
+
+    alone = attend(slice(before, before + length), [0, length], 1)
+    ends = [0, before, before + length, before + length + after]
+    assert np.array_equal(attend(slice(None), ends, 2)[before:before + length], alone)

@@ -24,5 +24,22 @@ const sg_kernel kernel = {sizeof(sg_kernel),
                           run};
 SG_REGISTER_KERNEL(kernel);
 
+// Where a token sees what comes after it, its document is always there as a whole, and blocks are cut from where it
+// begins: a token's bits depend on no other document. Of causal ones there may be parts: see attention_paged.cpp.
+int32_t supports_whole(const sg_call *call) { return attr_int(call, "causal", 1) == 0 ? supports(call) / 10 : 0; }
+
+const sg_kernel whole_kernel = {sizeof(sg_kernel),
+                                "attention",
+                                "cpu",
+                                "whole_" SG_ISA_NAME,
+                                SG_TRAIT_DETERMINISTIC | SG_TRAIT_ROW_INVARIANT,
+                                0,
+                                supports_whole,
+                                forward_workspace<FloatArithmetic>,
+                                nullptr,
+                                nullptr,
+                                run};
+SG_REGISTER_KERNEL(whole_kernel);
+
 }  // namespace
 }  // namespace sg::cpu::SG_ISA

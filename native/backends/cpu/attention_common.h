@@ -39,7 +39,7 @@ struct AttentionDims {
     query_block = std::max(1, kMaxColumns / group);
     padded_columns = static_cast<int>(round_up(query_block * group, kPad));
     causal = static_cast<int>(attr_int(call, "causal", 1));
-    window = static_cast<int>(std::min<int64_t>(attr_int(call, "window", 0), INT32_MAX));
+    window = static_cast<int>(std::min<int64_t>(attr_int(call, "window", 0), 1 << 30));
     scale = static_cast<float>(attr_float(call, "scale", 0.0));
     softcap = static_cast<float>(attr_float(call, "softcap", 0.0));
   }
@@ -50,7 +50,10 @@ struct AttentionDims {
 
   // Key-value positions (of a document of `length` tokens) that queries [begin, end) see: [first_key, end_key).
   int first_key(int begin) const { return window > 0 ? std::max(0, begin - window + 1) / kKeyBlock * kKeyBlock : 0; }
-  int end_key(int end, int length) const { return causal ? end : length; }
+  int end_key(int end, int length) const {
+    if (causal) return end;
+    return window > 0 ? std::min(length, end - 1 + window) : length;
+  }
 };
 
 // A tensor [tokens, heads, dim] whose tokens may lie apart, as parts of one fused product do.
@@ -124,7 +127,7 @@ struct Columns {
     int c = 0;
     for (int position = begin; position < end; ++position) {
       const float first = static_cast<float>(dims.window > 0 ? std::max(0, position - dims.window + 1) : 0);
-      const float last = static_cast<float>(dims.causal ? position : length - 1);
+      const float last = static_cast<float>(dims.end_key(position + 1, length) - 1);
       for (int g = 0; g < dims.group; ++g, ++c) low[c] = first, high[c] = last;
     }
     for (; c < padded; ++c) low[c] = low[count - 1], high[c] = high[count - 1];

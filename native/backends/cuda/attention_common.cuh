@@ -119,6 +119,7 @@ __device__ inline TokenRange keys_of(const AttentionShape &a, int token) {
   TokenRange range = document_of(a, token);
   if (range.end == 0) return range;
   if (a.window > 0) range.begin = max(range.begin, token - a.window + 1);
+  if (a.window > 0) range.end = min(range.end, token + a.window);
   if (a.causal) range.end = token + 1;
   return range;
 }
@@ -126,6 +127,7 @@ __device__ inline TokenRange keys_of(const AttentionShape &a, int token) {
 __device__ inline TokenRange queries_of(const AttentionShape &a, int token) {
   TokenRange range = document_of(a, token);
   if (range.end == 0) return range;
+  if (a.window > 0) range.begin = max(range.begin, token - a.window + 1);
   if (a.window > 0) range.end = min(range.end, token + a.window);
   if (a.causal) range.begin = token;
   return range;

@@ -19,7 +19,7 @@ struct Problem {
   bool backward = false;
   bool deterministic = true;  // of the backward pass; the forward pass always is
   bool causal = true;
-  int64_t window = 0;  // if > 0, token i sees tokens j with i - j < window only
+  int64_t window = 0;  // if > 0, token i sees tokens j with i - j < window only; for causal problems
   float scale = 1.0f;
   int64_t tokens = 0;     // T
   int64_t documents = 0;  // M, empty ones included
