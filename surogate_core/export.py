@@ -6,12 +6,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from .data import adopt_saved_template
 from .model import LoadedModel
 from .plugins.manager import get_manager
 from .weights.export import write_gguf, write_hf
 from .weights.merge import Merge, MergeReport
 from .weights.peft_adapter import read_adapter
 from .weights.tensor import AnyTensor, from_f32
+from .weights.tokenizer import Tokenizer
 
 
 def open_installed(path: str | Path) -> LoadedModel:
@@ -22,13 +24,15 @@ def open_installed(path: str | Path) -> LoadedModel:
 def merge(base: str | Path, adapter: str | Path, output: str | Path, dtype: str = "bf16") -> MergeReport:
     """Folds a PEFT adapter into its base; writes a Hugging Face folder, or a GGUF file when ``output`` ends in .gguf.
 
-    The sum is taken in fp32 over the dequantised base and rounded once. WeightError when the adapter does not fit, or when
-    it was not applied exactly once everywhere.
+    The sum is taken in fp32 over the dequantised base and rounded once. A chat template beside the adapter is the merged
+    model's. WeightError when the adapter does not fit, or when it was not applied exactly once everywhere.
     """
     model = open_installed(base)
     held = read_adapter(adapter, model.family.hf_names(model.hyperparameters))
     merged = Merge(lambda name: model.names.load(model.store, name), dict(model.dsl().parameters()), held)
-    _write(model, merged.tensors(), Path(output), dtype)
+    tokenizer = model.tokenizer()
+    adopt_saved_template(adapter, tokenizer)
+    _write(model, merged.tensors(), tokenizer, Path(output), dtype)
     return merged.check()
 
 
@@ -37,12 +41,13 @@ def export(model: str | Path, output: str | Path, dtype: str | None = "bf16") ->
     safetensors, with its tokenizer and template. ``dtype`` None: in a GGUF each matrix as it is stored; a folder is bf16."""
     opened = open_installed(model)
     tensors = {name: opened.names.load(opened.store, name) for name, _ in opened.dsl().parameters()}
-    _write(opened, tensors, Path(output), dtype)
+    _write(opened, tensors, opened.tokenizer(), Path(output), dtype)
 
 
-def _write(model: LoadedModel, parameters: Mapping[str, AnyTensor], output: Path, dtype: str | None) -> None:
+def _write(
+    model: LoadedModel, parameters: Mapping[str, AnyTensor], tokenizer: Tokenizer, output: Path, dtype: str | None
+) -> None:
     family, h = model.family, model.hyperparameters
-    tokenizer = model.tokenizer()
     if output.suffix == ".gguf":
         tensors: dict[str, Any] = dict(family.gguf_names(h).export(parameters))
         for name, array in family.gguf_extra_tensors(h).items():

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from . import engine
+from .data.adopted import adopt_saved_template
 from .data.masks import encode_rendered
 from .data.template import load_template
 from .errors import DataError, SurogateError
@@ -129,6 +130,8 @@ class Generator:
         weights = FrozenWeights(self.loaded, chosen.compute)
         limit = context or min(self.loaded.hyperparameters.max_positions, 4096)
         held = None if adapter is None else AppliedAdapter.open(adapter, self.loaded)
+        if adapter is not None:
+            adopt_saved_template(adapter, self.tokenizer)
         self.decoder = Decoder(self.loaded, weights, chosen, limit, sequences, held, threads=threads)
 
     def chat(

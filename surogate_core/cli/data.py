@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from ..config import DatasetConfig, Mode, TrainConfig
+    from ..plugins.manager import PluginManager
 
 data = typer.Typer(help="Look at the data as training sees it.", no_args_is_help=True)
 
@@ -38,18 +39,19 @@ def inspect(
     manager = get_manager()
     manager.load(resolved.plugins)
     formats = dict(manager.dataset_formats.items())
-    tokenizer, encoder = _encoder(resolved, mode)
+    tokenizer, encoder = _encoder(resolved, mode, manager)
     console = output_console()
     for dataset in (*resolved.datasets, *resolved.validation_datasets):
         _inspect(console, dataset, resolved, formats, tokenizer, encoder, rows)
 
 
-def _encoder(config: TrainConfig, mode: Mode) -> tuple[Any, Any]:
+def _encoder(config: TrainConfig, mode: Mode, manager: PluginManager) -> tuple[Any, Any]:
     """The tokenizer, and what turns rows into tokens and masks, as a run has them."""
     from ..model.loaded import open_tokenizer
-    from ..train.prepare import encoder_for
+    from ..train.prepare import choose_template, encoder_for
 
     tokenizer = open_tokenizer(config.tokenizer or config.model)
+    choose_template(config, mode, tokenizer, manager)
     return tokenizer, encoder_for(config, mode, tokenizer)
 
 

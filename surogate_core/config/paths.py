@@ -63,7 +63,7 @@ class Places:
         """The absolute path of a template's file, or the name itself where it can be one of those that come along."""
         if "{{" in name or "{%" in name:
             return name
-        local = "/" in name or "." in name
+        local = "/" in name or Path(name).suffix[1:2].isalpha()  # qwen2.5 is a name
         return self.find(name, where, "chat_template") if local else self.existing(name, where) or name
 
     def find_dataset(self, name: str, where: Where, key: str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import datetime
 import difflib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,8 @@ from ..errors import DataError
 
 Message = dict[str, Any]
 
-# For models that come without a template of their own. The names are what a config's `chat_template` may say.
-NAMED_TEMPLATES = {
+# For models that come without a template of their own, registered like those of plugins.
+BUILTIN = {
     "chatml": (
         "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
         "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -97,25 +97,26 @@ class ChatTemplate:
             raise DataError(f"the chat template refuses this conversation: {error}") from error
 
 
-def load_template(choice: str | None, tokenizer: Any) -> ChatTemplate | None:
+def load_template(choice: str | None, tokenizer: Any, named: Mapping[str, str] = BUILTIN) -> ChatTemplate | None:
     """The template that a config's `chat_template` names: None (the tokenizer's own), a name, a file or Jinja text.
 
-    tokenizer: has `chat_template`, `bos_token` and `eos_token`. None where the tokenizer has no template.
+    tokenizer: has `chat_template`, `bos_token` and `eos_token`. named: Jinja texts by name, such as those of all plugins.
+    None where the tokenizer has no template. Raises DataError for a name that is not known.
     """
-    source = tokenizer.chat_template if choice in (None, "tokenizer_default") else _template_source(choice)
+    source = tokenizer.chat_template if choice in (None, "tokenizer_default") else _template_source(choice, named)
     if source is None:
         return None
     return ChatTemplate(source, tokenizer.bos_token, tokenizer.eos_token)
 
 
-def _template_source(choice: str) -> str:
-    if choice in NAMED_TEMPLATES:
-        return NAMED_TEMPLATES[choice]
+def _template_source(choice: str, named: Mapping[str, str]) -> str:
+    if choice in named:
+        return named[choice]
     if "{%" in choice or "{{" in choice:
         return choice
     if Path(choice).is_file():
         return Path(choice).read_text(encoding="utf-8")
-    near = difflib.get_close_matches(choice, NAMED_TEMPLATES, n=1)
+    near = difflib.get_close_matches(choice, named, n=1)
     raise DataError(f"chat_template: {choice!r} is neither a named template nor a file" +
                     (f"; did you mean {near[0]}?" if near else ""),
-                    f"Named templates: {', '.join(NAMED_TEMPLATES)}; or the path of a Jinja file.")
+                    f"Named templates: {', '.join(sorted(named))}; or the path of a Jinja file.")

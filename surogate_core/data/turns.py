@@ -51,6 +51,12 @@ class TurnFinder:
         self._empty_think = empty_think
         self._header, self._tail = self._learn()
 
+    @property
+    def turn_end(self) -> str:
+        """What the template writes behind an answer, without white space at its end; empty where that is nothing, or
+        cannot be told."""
+        return self._tail or ""
+
     def find(self, messages: Sequence[Message], tools: list[dict[str, Any]] | None = None,
              **variables: Any) -> tuple[str, list[Turn]]:
         """The whole rendering and its assistant turns, in order.

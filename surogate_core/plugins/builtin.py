@@ -58,6 +58,14 @@ def surogate_dataset_formats(register):
 
 
 @hookimpl
+def surogate_chat_templates(register):
+    from ..data.template import BUILTIN
+
+    for name, text in BUILTIN.items():
+        register(name, text)
+
+
+@hookimpl
 def surogate_trackers(register):
     from ..train.trackers import BUILTIN
 

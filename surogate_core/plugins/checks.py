@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Callable
 from pathlib import Path
 
-from ..errors import PluginError
+from ..errors import DataError, PluginError
 from .records import KERNEL_CAPSULES, Backend, OutputFormat, Strategy
 
 
@@ -85,6 +85,17 @@ def check_dataset_format(name: str, item: object) -> None:
     require_type("data-set format", name, item, DatasetFormat)
 
 
+def check_chat_template(name: str, item: object) -> None:
+    from ..data.template import ChatTemplate
+
+    if not isinstance(item, str):
+        raise PluginError(f"chat template {name!r} is {_describe(item)}, not a text")
+    try:
+        ChatTemplate(item)
+    except DataError as error:
+        raise PluginError(f"chat template {name!r}: {error.message}") from error
+
+
 def check_tracker(name: str, item: object) -> None:
     if not callable(item):
         raise PluginError(f"tracker {name!r} is {_describe(item)}, which cannot be called to open a run")
@@ -108,6 +119,7 @@ KINDS: dict[str, tuple[str, Callable[[str, object], None]]] = {
     "surogate_strategies": ("parallelism strategy", check_strategy),
     "surogate_parsers": ("parser", check_parser),
     "surogate_dataset_formats": ("data-set format", check_dataset_format),
+    "surogate_chat_templates": ("chat template", check_chat_template),
     "surogate_trackers": ("tracker", check_tracker),
     "surogate_cli_commands": ("command", check_cli_command),
 }

@@ -142,6 +142,16 @@ def surogate_dataset_formats(register: Register[DatasetFormat]) -> None:
 
 
 @hookspec
+def surogate_chat_templates(register: Register[str]) -> None:
+    """Chat templates: Jinja texts that turn a conversation into a prompt, for models that come without one.
+
+    `register(name, text)`: `name` is what `chat_template:` in a config and `surogate serve --chat-template` say
+    ("chatml"). The text is rendered as `transformers` renders it; a model that was trained with it is saved with it.
+    Checked: it is the text of a Jinja template.
+    """
+
+
+@hookspec
 def surogate_trackers(register: Register[TrackerFactory]) -> None:
     """Trackers: where a run's metrics go besides its own files.
 

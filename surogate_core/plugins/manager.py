@@ -95,7 +95,7 @@ class PluginManager:
 
     Plugins are found through the entry-point group `surogate`. Nothing is imported before `load`, which the first use
     of a registry calls. Registries, one a hook: `families`, `ops`, `kernel_libraries`, `backends`, `recipes`,
-    `optimizers`, `strategies`, `parsers`, `dataset_formats`, `trackers`, `cli_commands`.
+    `optimizers`, `strategies`, `parsers`, `dataset_formats`, `chat_templates`, `trackers`, `cli_commands`.
     """
 
     def __init__(self, group: str = ENTRY_POINT_GROUP) -> None:
@@ -159,6 +159,11 @@ class PluginManager:
     def dataset_formats(self) -> Registry[Any]:
         """Data-set formats by name."""
         return self._filled_registry("surogate_dataset_formats")
+
+    @property
+    def chat_templates(self) -> Registry[Any]:
+        """Jinja texts of chat templates by name."""
+        return self._filled_registry("surogate_chat_templates")
 
     @property
     def trackers(self) -> Registry[Any]:

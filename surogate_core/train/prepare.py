@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..config import Mode, TrainConfig
-from ..data import Encoder, Loader, TokenDataset, build_dataset, load_template, split_validation
+from ..data import Encoder, Loader, TokenDataset, adopt_template, build_dataset, load_template, split_validation
 from ..errors import ConfigError, DataError
 from ..model import FrozenWeights, LoadedModel, TooLarge, TrainPlan, evaluation_bytes, training_program
 from ..model.loaded import open_tokenizer
@@ -62,6 +62,7 @@ def prepare(config: TrainConfig, mode: Mode) -> Prepared:
     config, reason = choose_backend(config, manager)
     model = open_model(config, manager)
     tokenizer = open_tokenizer(config.tokenizer) if config.tokenizer else model.tokenizer()
+    choose_template(config, mode, tokenizer, manager)
     weights = FrozenWeights(model, manager.recipes[config.recipe].compute, config.backend, config.device)
     prepared = plan_run(
         config, mode, manager, model, weights, tokenizer, lambda: load_data(config, mode, tokenizer, manager)
@@ -190,9 +191,17 @@ def linear_roles(model: LoadedModel) -> dict[str, set[str]]:
     return roles
 
 
+def choose_template(config: TrainConfig, mode: Mode, tokenizer: Any, manager: PluginManager) -> None:
+    """The template that the config names becomes the tokenizer's own, so that whatever is saved with it has it too."""
+    if mode != "pt" and config.chat_template not in (None, "tokenizer_default"):
+        template = load_template(config.chat_template, tokenizer, dict(manager.chat_templates.items()))
+        if template is not None:
+            adopt_template(template, tokenizer)
+
+
 def encoder_for(config: TrainConfig, mode: Mode, tokenizer: Any) -> Encoder:
-    """What turns rows into tokens and masks."""
-    template = None if mode == "pt" else load_template(config.chat_template, tokenizer)
+    """What turns rows into tokens and masks, by the tokenizer's template."""
+    template = None if mode == "pt" else load_template(None, tokenizer)
     return Encoder(tokenizer, template, config.train_on, config.train_on_empty_think, config.system_prompt)
 
 

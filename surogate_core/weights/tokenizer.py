@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -130,6 +130,15 @@ class Tokenizer:
             hf_config=config,
         )
         return cls(backend, facts, str(folder))
+
+    def use_chat_template(self, template: str, end: str | None = None) -> None:
+        """The default template from here on, and of what is saved. ``end``: a token that ends its turns, and answers."""
+        self.chat_template = self.chat_templates["default"] = template
+        number = None if end is None else self._backend.token_to_id(end)
+        if number is not None and number not in self.stop_token_ids:
+            self._facts = replace(self._facts, eot=number, stop=(*self._facts.stop, *(() if self._facts.eot is None else (self._facts.eot,))))
+            self.eot_token_id = number
+            self.stop_token_ids = (*self.stop_token_ids, number)
 
     # -- using -------------------------------------------------------------------------------------------------------
 
@@ -287,6 +296,12 @@ def _hf_token_id(
             f"{folder}: {name}_token is {text!r}, which tokenizer.json does not know; the files do not match"
         )
     return number
+
+
+def saved_chat_template(folder: str | Path) -> str | None:
+    """The default chat template beside the tokenizer in a Hugging Face folder, or None."""
+    config = Path(folder) / "tokenizer_config.json"
+    return _hf_chat_templates(Path(folder), read_json(config) if config.exists() else {}).get("default")
 
 
 def _hf_chat_templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:

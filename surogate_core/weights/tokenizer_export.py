@@ -19,6 +19,8 @@ def gguf_metadata_of(
 ) -> dict[str, Any]:
     """``spec``: the object of the tokenizer's tokenizer.json. See ``Tokenizer.gguf_metadata``."""
     metadata = dict(facts.gguf) if facts.gguf is not None else _from_spec(spec, facts, tokenizer.where)
+    if facts.eot is not None:  # a template that was chosen later may have brought it
+        metadata[PREFIX + "eot_token_id"] = facts.eot
     for name, template in tokenizer.chat_templates.items():
         metadata["tokenizer.chat_template" + ("" if name == "default" else f".{name}")] = template
     return metadata if vocab_size is None else _padded(metadata, vocab_size, tokenizer.where)

@@ -339,6 +339,7 @@ def test_chat_templates(workshop):
     base = "model: m.gguf\ndatasets: a.jsonl\n"
     assert workshop.read(base + "chat_template: t.jinja").chat_template == str(workshop.folder / "t.jinja")
     assert workshop.read(base + "chat_template: chatml").chat_template == "chatml"
+    assert workshop.read(base + "chat_template: qwen2.5").chat_template == "qwen2.5"
     assert workshop.read(base + "chat_template: '{{ messages }}'").chat_template == "{{ messages }}"
     with pytest.raises(ConfigError, match=r"run\.yaml:3: `chat_template`: nix\.jinja does not exist"):
         workshop.read(base + "chat_template: nix.jinja")

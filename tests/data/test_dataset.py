@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from surogate_core.data import Encoder, Ledger, build_dataset, concatenate, split_validation
-from surogate_core.data.template import NAMED_TEMPLATES, ChatTemplate
+from surogate_core.data.template import BUILTIN, ChatTemplate
 from surogate_core.errors import DataError
 
 
 @pytest.fixture
 def encoder(tokenizer):
-    return Encoder(tokenizer, ChatTemplate(NAMED_TEMPLATES["chatml"]))
+    return Encoder(tokenizer, ChatTemplate(BUILTIN["chatml"]))
 
 
 def text_of(tokenizer, count):
@@ -136,6 +136,6 @@ def test_the_fingerprint_sees_tokens_and_masks(encoder, tokenizer, jsonl):
     prints = {build_dataset([jsonl(rows)], encoder, 100).fingerprint(),
               build_dataset([jsonl(rows)], encoder, 100).fingerprint(),
               build_dataset([jsonl(rows[::-1])], encoder, 100).fingerprint(),
-              build_dataset([jsonl(rows)], Encoder(tokenizer, ChatTemplate(NAMED_TEMPLATES["chatml"]), train_on="all"),
+              build_dataset([jsonl(rows)], Encoder(tokenizer, ChatTemplate(BUILTIN["chatml"]), train_on="all"),
                             100).fingerprint()}
     assert len(prints) == 3

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from surogate_core.data.template import NAMED_TEMPLATES, ChatTemplate, load_template
+from surogate_core.data.template import BUILTIN, ChatTemplate, load_template
 from surogate_core.errors import DataError
 
 TEMPLATES = {path.stem: path.read_text(encoding="utf-8") for path in Path(__file__).parent.glob("templates/*.jinja")}
@@ -85,7 +85,7 @@ def test_load_template_by_name_file_text_and_tokenizer(tmp_path, make_tokenizer)
     own = make_tokenizer(chat_template="own")
     assert load_template(None, own).render([]) == "own"
     assert load_template(None, make_tokenizer()) is None
-    assert load_template("chatml", own).source == NAMED_TEMPLATES["chatml"]
+    assert load_template("chatml", own).source == BUILTIN["chatml"]
     (tmp_path / "t.jinja").write_text("ä", encoding="utf-8")
     assert load_template(str(tmp_path / "t.jinja"), own).render([]) == "ä"
     assert load_template("{{ eos_token }}", own).render([]) == "<|im_end|>"

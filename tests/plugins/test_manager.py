@@ -237,6 +237,10 @@ def test_parsers_trackers_and_commands_are_checked():
         KINDS["surogate_cli_commands"][1]("verb", 5)
     with pytest.raises(PluginError, match="not a surogate_core.data.formats.DatasetFormat"):
         KINDS["surogate_dataset_formats"][1]("chat", object())
+    with pytest.raises(PluginError, match="chat template 'talk' is a builtins.int, not a text"):
+        KINDS["surogate_chat_templates"][1]("talk", 5)
+    with pytest.raises(PluginError, match="chat template 'talk': .*line 2"):
+        KINDS["surogate_chat_templates"][1]("talk", "ok\n{% if %}")
 
 
 def hook_functions() -> dict:

@@ -11,7 +11,7 @@ import tokenizers
 
 from surogate_core.data import Encoder, Example, load_template
 from surogate_core.errors import ConfigError, TrainingError
-from surogate_core.export import open_installed
+from surogate_core.export import merge, open_installed
 from surogate_core.generate import Generator
 from surogate_core.model import AppliedAdapter, FrozenWeights, LoadedModel, loss_program
 from surogate_core.passes.precision import RECIPES
@@ -86,6 +86,16 @@ class TestResults:
         trained = Encoder(generator.tokenizer, template).encode(Example(messages=messages)).ids.tolist()
         prompt = generator.prompt_tokens(messages[:1], None)
         assert prompt == trained[:len(prompt)] and prompt.count(start) == 1 and prompt[0] == start
+
+    def test_the_template_of_a_run_goes_with_what_it_leaves(self, root):
+        talk = "{% for m in messages %}<|im_start|>{{ m.role }}:{{ m.content }}<|endoftext|>{% endfor %}"
+        runs.run(runs.config(root, chat_template=talk, max_steps=1))
+        generator = Generator(root / "model", root / "out" / "adapter", recipe="fp32", threads=1, context=64)
+        merge(root / "model", root / "out" / "adapter", root / "merged", "f32")
+        for tokenizer in (generator.tokenizer, open_installed(root / "merged").tokenizer()):
+            ends = {tokenizer.token_id("<|im_end|>"), tokenizer.token_id("<|endoftext|>")}
+            assert tokenizer.chat_template == talk and set(tokenizer.stop_token_ids) == ends
+        assert open_installed(root / "model").tokenizer().chat_template == runs.TEMPLATE
 
     def test_from_scratch_on_text(self, root):
         (root / "text.txt").write_text("\n\n".join(runs.text_of(i, 30) for i in range(30)))

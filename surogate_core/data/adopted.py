@@ -1,0 +1,42 @@
+"""A chat template that a run or a server chose becomes the tokenizer's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..errors import DataError
+from ..weights.tokenizer import saved_chat_template
+from .template import ChatTemplate
+from .turns import TurnFinder
+
+if TYPE_CHECKING:
+    from ..weights.tokenizer import Tokenizer
+
+
+def adopt_template(template: ChatTemplate, tokenizer: Tokenizer) -> None:
+    """From here on the tokenizer has this template, and so has what is saved with it; the token that ends the template's
+    turns ends answers.
+
+    Raises DataError where the tokenizer has no such token: a model would never end an answer.
+    """
+    end, token = _turn_end(template, tokenizer)
+    if end and token is None:
+        raise DataError(f"the chat template ends a turn with {end!r}, which is no token of {tokenizer.where}: answers would "
+                        "never end", "Choose a template whose markers the tokenizer has, or `plain`.")
+    tokenizer.use_chat_template(template.source, token)
+
+
+def adopt_saved_template(folder: str | Path, tokenizer: Tokenizer) -> None:
+    """The same for the template beside an adapter in ``folder``, where it is another than the tokenizer's. The adapter may
+    be of another program, so its turns may end as they like."""
+    source = saved_chat_template(folder)
+    if source is not None and source != tokenizer.chat_template:
+        template = ChatTemplate(source, tokenizer.bos_token, tokenizer.eos_token)
+        tokenizer.use_chat_template(source, _turn_end(template, tokenizer)[1])
+
+
+def _turn_end(template: ChatTemplate, tokenizer: Tokenizer) -> tuple[str, str | None]:
+    """What the template writes behind an answer, and the token that it begins with."""
+    end = TurnFinder(template).turn_end
+    return end, max((each for each in tokenizer.added_tokens if end.startswith(each)), key=len, default=None)
