@@ -35,12 +35,14 @@ class Family(ABC):
     """A family of models that share one definition.
 
     name: what `surogate plugins` shows. architectures: values of "architectures" in config.json that this family reads.
-    gguf_architectures: values of "general.architecture".
+    gguf_architectures: values of "general.architecture". hf_prefixes: how names of tensors may begin in safetensors -> how they
+    do in `hf_names`, for checkpoints that hold this model inside of another or its body alone.
     """
 
     name: str
     architectures: tuple[str, ...] = ()
     gguf_architectures: tuple[str, ...] = ()
+    hf_prefixes: Mapping[str, str] = {}
 
     @abstractmethod
     def from_hf(self, config: Mapping[str, Any]) -> Hyperparameters:

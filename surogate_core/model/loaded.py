@@ -34,6 +34,7 @@ class LoadedModel:
             model = cls(chosen, hyperparameters, store, chosen.gguf_names(hyperparameters))
         else:
             chosen = _by_config(store.config, str(path), list(families), family)
+            store.rename(chosen.hf_prefixes)
             hyperparameters = chosen.from_hf(store.config)
             model = cls(chosen, hyperparameters, store, chosen.hf_names(hyperparameters))
         model._check_tensors()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ class WeightStore:
     ) -> None:
         self.path, self.kind, self.config, self.gguf = path, kind, config, gguf
         self._files = files
+        self._stored: dict[str, str] = {}  # names that the files give otherwise -> how they give them
 
     @classmethod
     def open(cls, path: str | Path) -> WeightStore:
@@ -63,6 +65,20 @@ class WeightStore:
             )
         return cls(folder, "hf", read_json(config_path), files)
 
+    def rename(self, prefixes: Mapping[str, str]) -> None:
+        """Names that begin with a key of ``prefixes`` begin with its value from now on. WeightError when a name then stands
+        for two tensors."""
+        files: dict[str, Any] = {}
+        for stored, file in self._files.items():
+            prefix = next((each for each in prefixes if stored.startswith(each)), None)
+            name = stored if prefix is None else prefixes[prefix] + stored.removeprefix(prefix)
+            if name in files:
+                raise WeightError(f"{self.path}: both {self._stored.get(name, name)!r} and {stored!r} are the tensor {name!r}")
+            files[name] = file
+            if name != stored:
+                self._stored[name] = stored
+        self._files = files
+
     def names(self) -> list[str]:
         return list(self._files)
 
@@ -70,11 +86,11 @@ class WeightStore:
         return name in self._files
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return self._file_of(name).shape(name)
+        return self._file_of(name).shape(self._stored.get(name, name))
 
     def get(self, name: str) -> StoredTensor:
         """The tensor, a view into its mapped file; raises WeightError with the nearest names when there is none."""
-        return self._file_of(name).get(name)
+        return self._file_of(name).get(self._stored.get(name, name))
 
     def _file_of(self, name: str) -> SafetensorsFile | GGUFFile:
         try:

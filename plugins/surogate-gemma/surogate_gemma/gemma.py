@@ -19,6 +19,7 @@ _HF_POST_NORMS = {"attn_norm": "input_layernorm", "attn_post_norm": "post_attent
                   "mlp_norm": "pre_feedforward_layernorm", "mlp_post_norm": "post_feedforward_layernorm"}
 _HF_QK_NORMS = {"attn.q_norm": "self_attn.q_norm", "attn.k_norm": "self_attn.k_norm"}
 _GGUF_POST_NORMS = {"attn_post_norm": "post_attention_norm", "mlp_post_norm": "post_ffw_norm"}
+_TEXT_PREFIXES = ("language_model.model.", "model.language_model.")
 _GGUF_QK_NORMS = {"attn.q_norm": "attn_q_norm", "attn.k_norm": "attn_k_norm"}
 
 
@@ -28,6 +29,8 @@ class GemmaFamily(Family):
     def __init__(self, generation: Generation) -> None:
         self.generation, self.name = generation, generation.name
         self.architectures, self.gguf_architectures = generation.architectures, (generation.gguf,)
+        # A model with a vision tower is read as its text: other tensors are let be, and what is written is a text model.
+        self.hf_prefixes = {prefix: "model." for prefix in _TEXT_PREFIXES} | {"language_model.lm_head.": "lm_head."}
 
     def from_hf(self, config: Mapping[str, Any]) -> GemmaHyperparameters:
         from .hf_config import read_hf_config
