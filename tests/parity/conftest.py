@@ -7,15 +7,16 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from .variants import Case, Exported, exported, gguf_cases
+from .variants import Case, Exported, exported
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -40,6 +41,13 @@ class LlamaCpp:
     def ask(self, questions: Sequence[dict[str, Any]], scratch: Path) -> list[dict[str, Any]]:
         """One reply a question, with "logits" as float32 [positions, vocab] where some were asked for. AssertionError when
         llama.cpp does not load a model or the driver fails."""
+        replies = self.try_asking(questions, scratch)
+        for reply in replies:
+            assert "error" not in reply, reply["error"]
+        return replies
+
+    def try_asking(self, questions: Sequence[dict[str, Any]], scratch: Path) -> list[dict[str, Any]]:
+        """The same, where the reply for a model that does not load has its "error" alone."""
         requests = [
             {"threads": 1, "context": 256, "tokenize": [], "logits": [], "greedy": [], "logits_file": str(scratch / f"{i}.f32"),
              **question, "model": str(question["model"])}
@@ -52,8 +60,9 @@ class LlamaCpp:
         assert run.returncode == 0, run.stderr[-2000:]
         replies = json.loads(run.stdout)
         for request, reply in zip(requests, replies, strict=True):
-            assert "error" not in reply, f"{reply['error']}: {run.stderr[-2000:]}"
-            if request["logits"]:
+            if "error" in reply:
+                reply["error"] += f": {run.stderr[-2000:]}"
+            elif request["logits"]:
                 count = sum(map(len, request["logits"]))
                 reply["logits"] = np.fromfile(request["logits_file"], np.float32).reshape(count, -1)
         return replies
@@ -70,7 +79,7 @@ def llama_cpp() -> LlamaCpp:
 
 
 @pytest.fixture(scope="session")
-def gguf_files(tmp_path_factory) -> dict[Case, Exported]:
-    """Every variant that has a place in a GGUF file, exported in f32."""
-    folder = tmp_path_factory.mktemp("gguf_files")
-    return {case: exported(case, folder) for case in gguf_cases()}
+def gguf_of(tmp_path_factory) -> Callable[[Case], Exported]:
+    """A variant's checkpoint and its export in f32, made when first asked for."""
+    folder = tmp_path_factory.mktemp("gguf_of")
+    return cache(lambda case: exported(case, folder))

@@ -12,7 +12,7 @@ from surogate_core.model import LoadedModel
 from surogate_core.testing.parity import Parity, installed_family, relative_error
 from surogate_core.testing.tiny import write_byte_tokenizer
 
-from .variants import gguf_cases
+from .variants import NO_GGUF, cases, exported, gguf_cases
 
 torch = pytest.importorskip("torch", reason="compares with transformers: pip install 'surogate-core[test]'")
 transformers = pytest.importorskip("transformers", reason="compares with transformers: pip install 'surogate-core[test]'")
@@ -54,11 +54,17 @@ def test_through_gguf_and_back_it_is_the_same_model_to_transformers(tmp_path, ca
 
 
 @pytest.mark.parametrize("case", [case for case in gguf_cases() if case not in NO_WAY_BACK], ids="-".join)
-def test_every_variant_through_gguf_and_back(gguf_files, tmp_path, case):
-    held = gguf_files[case]
+def test_every_variant_through_gguf_and_back(gguf_of, tmp_path, case):
+    held = gguf_of(case)
     back_in_transformers(held.parity, held.path, tmp_path)
     read = open_installed(held.path)
     assert relative_error(Parity(held.path, None, read, held.parity.batch).logits(), held.parity.logits()) < 1e-5
+
+
+@pytest.mark.parametrize("case", [case for case in NO_GGUF if case in cases()], ids="-".join)
+def test_what_gguf_cannot_say_is_refused_when_exporting(tmp_path, case):
+    with pytest.raises(WeightError, match=NO_GGUF[case]):
+        exported(case, tmp_path)
 
 
 def back_in_transformers(parity: Parity, gguf, folder) -> Parity:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import numpy as np
 import pytest
 
@@ -16,6 +18,7 @@ from .variants import gguf_cases
 VOCAB = 288
 GREEDY = 16
 UNLIKE_LLAMA_CPP = {("mistral", "window"): "llama.cpp does not look at the window of a file of architecture llama"}
+CASES = [case for case in gguf_cases() if case not in UNLIKE_LLAMA_CPP]
 DTYPES = {"f16": 2e-3, "bf16": 3e-2} | dict.fromkeys(("q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q4_k", "q5_k", "q6_k"), 0.12)
 """Format of the file -> how far llama.cpp's logits may be from ours: its products round activations to the weight's kind."""
 MERGES = [("t", "h"), ("th", "e"), ("Ġ", "the"), ("i", "n"), ("in", "g"), ("Ġ", "t"), ("e", "r"), ("Ċ", "Ċ")]
@@ -45,15 +48,21 @@ def agree_until_a_tie(ours: list[int], theirs: list[int], gaps: list[float], tol
 
 
 @pytest.fixture(scope="module")
-def replies(llama_cpp, gguf_files, tmp_path_factory) -> dict:
-    """llama.cpp's answers to the files of all variants."""
-    asked = {case: question(held.parity, held.path) for case, held in gguf_files.items() if case not in UNLIKE_LLAMA_CPP}
-    return dict(zip(asked, llama_cpp.ask(list(asked.values()), tmp_path_factory.mktemp("replies")), strict=True))
+def replies(llama_cpp, gguf_of, tmp_path_factory) -> dict:
+    """llama.cpp's answers to the files of all variants, from one process. A variant that cannot be written has none."""
+    asked = {}
+    for case in CASES:
+        with suppress(Exception):
+            held = gguf_of(case)
+            asked[case] = question(held.parity, held.path)
+    answers = llama_cpp.try_asking(list(asked.values()), tmp_path_factory.mktemp("replies"))
+    return dict(zip(asked, answers, strict=True))
 
 
-@pytest.mark.parametrize("case", [case for case in gguf_cases() if case not in UNLIKE_LLAMA_CPP], ids="-".join)
-def test_logits_and_text_equal_llama_cpps(gguf_files, replies, case):
-    parity, reply = gguf_files[case].parity, replies[case]
+@pytest.mark.parametrize("case", CASES, ids="-".join)
+def test_logits_and_text_equal_llama_cpps(gguf_of, replies, case):
+    parity, reply = gguf_of(case).parity, replies[case]
+    assert "error" not in reply, reply["error"]
     config, ours = parity.reference.config, parity.logits()
     is_gelu = "gelu" in (getattr(config, "hidden_activation", None) or config.hidden_act)
     # llama.cpp looks GELU up in a table of half-precision numbers.
