@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter
@@ -13,32 +12,16 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ..answers import answers
-from ..types import Generation, Prompt, Refused
+from ..types import Refused
 from .chat_messages import Message, template_messages
 from .chat_reply import ChatReply
-from .constraints import Constraint, constraint_of, offered_tools
+from .conversation import RENDERED_APART, Conversation, ask
 from .limits import Settings
 from .logprobs import TokenTexts
-from .requests import (
-    Chosen,
-    GenerationFields,
-    ModelName,
-    Strict,
-    exchange_of,
-    generation_of,
-    json_bytes,
-    parser_of,
-    read,
-    resolve,
-    room,
-    thinking_of,
-)
+from .requests import Chosen, GenerationFields, ModelName, Strict, exchange_of, json_bytes, read, resolve
 from .schema import json_body
 from .sse import open_stream
 
-RENDERED_APART = 32768
-"""Bytes of a request from which on its prompt is made in a thread, so that everyone else's streams go on."""
 _RESERVED = frozenset({
     "messages", "tools", "documents", "chat_template", "tokenize", "add_generation_prompt", "continue_final_message",
     "bos_token", "eos_token", "template", "tokenizer", "self",
@@ -93,56 +76,47 @@ class ChatRoute:
     async def answer(self, request: Request) -> Response:
         settings, exchange = self._settings, exchange_of(request)
         fields = await read(request, ChatRequest, settings)
-        chosen = resolve(self._models, fields.model)
         _check_supported(fields)
-        parser = parser_of(chosen.model, settings)
-        tools, tool_choice = offered_tools(_tools_of(fields), fields.tool_choice)
-        size = int(request.headers.get("content-length") or RENDERED_APART)
-        prompt = await _render(chosen, fields, tools, parser, size)
-        wanted = fields.max_completion_tokens if fields.max_completion_tokens is not None else fields.max_tokens
-        max_tokens = room(chosen.model, prompt.tokens, wanted, "messages")
-        constraint = await constraint_of(chosen.model, parser, prompt, fields, tools, tool_choice)
-        generation = self._generation(fields, chosen, prompt, max_tokens, parser, constraint)
-        events = answers(
-            chosen.model,
-            prompt,
-            generation,
-            tools,
-            tool_choice,
-            parser,
-            parallel=fields.parallel_tool_calls is not False,
-        )
+        conversation = _conversation(request, fields, resolve(self._models, fields.model))
+        asked = await ask(conversation, settings)
         reply = ChatReply(
             id=f"chatcmpl-{uuid.uuid4().hex}",
-            model=chosen.name,
+            model=conversation.chosen.name,
             created=int(time.time()),
             choices=fields.choices,
-            texts=self._texts[chosen.model.name] if fields.logprobs else None,
-            named_tool=isinstance(tool_choice, dict),
+            texts=self._texts[conversation.chosen.model.name] if fields.logprobs else None,
+            named_tool=isinstance(asked.tool_choice, dict),
             reasoning=fields.include_reasoning is not False,
             include_usage=fields.include_usage,
         )
         if fields.stream:
-            return await open_stream(reply.frames(events), reply.ending, settings.limits, exchange)
-        return Response(json_bytes(await reply.whole(events)), media_type="application/json")
+            return await open_stream(reply.frames(asked.events), reply.ending, settings.limits, exchange)
+        return Response(json_bytes(await reply.whole(asked.events)), media_type="application/json")
 
-    def _generation(
-        self, fields: ChatRequest, chosen: Chosen, prompt: Prompt, max_tokens: int, parser: Any, constraint: Constraint
-    ) -> Generation:
-        end, opening = parser.reasoning_tokens(prompt.tail)
-        thinking = thinking_of(fields.thinking_token_budget, parser)
-        return generation_of(
-            fields,
-            chosen,
-            prompt.tokens,
-            max_tokens,
-            self._settings.limits,
-            logprobs=(fields.top_logprobs or 0) if fields.logprobs else None,
-            grammar=constraint.grammar,
-            stop_after=end,
-            opening=opening,
-            thinking=None if end is None else thinking,
-        )
+
+def _conversation(request: Request, fields: ChatRequest, chosen: Chosen) -> Conversation:
+    effort, wanted = fields.reasoning_effort, fields.max_completion_tokens
+    variables = dict(fields.chat_template_kwargs or {})
+    if fields.add_generation_prompt is not None:
+        variables["add_generation_prompt"] = fields.add_generation_prompt
+    return Conversation(
+        chosen,
+        template_messages(fields.messages),
+        fields,
+        fields.max_tokens if wanted is None else wanted,
+        tools=_tools_of(fields),
+        tool_choice=fields.tool_choice,
+        parallel=fields.parallel_tool_calls is not False,
+        thinking=None if effort is None else effort != "none",
+        effort=effort,
+        budget=fields.thinking_token_budget,
+        budget_counts=True,
+        response_format=fields.response_format,
+        variables=variables,
+        prefilled=bool(fields.continue_final_message),
+        logprobs=(fields.top_logprobs or 0) if fields.logprobs else None,
+        size=int(request.headers.get("content-length") or RENDERED_APART),
+    )
 
 
 def _check_supported(fields: ChatRequest) -> None:
@@ -176,27 +150,6 @@ def _tools_of(fields: ChatRequest) -> list[dict[str, Any]]:
     if len(set(names)) != len(names):
         raise Refused("two tools have the same name", param="tools")
     return tools
-
-
-async def _render(
-    chosen: Chosen, fields: ChatRequest, tools: Sequence[Mapping[str, Any]], parser: Any, size: int
-) -> Prompt:
-    """The prompt. Raises `Refused` for messages that the model's template does not take."""
-    options: dict[str, Any] = {}
-    effort = fields.reasoning_effort
-    if effort is not None:
-        options.update(parser.format.thinking_variables(effort != "none", None if effort == "none" else effort))
-    options.update(fields.chat_template_kwargs or {})
-    if fields.continue_final_message:
-        options |= {"continue_final_message": True, "add_generation_prompt": False}
-    elif fields.add_generation_prompt is not None:
-        options["add_generation_prompt"] = fields.add_generation_prompt
-    messages = template_messages(fields.messages)
-
-    def render() -> Prompt:
-        return chosen.model.render(messages, tools=list(tools) or None, **options)
-
-    return render() if size < RENDERED_APART else await asyncio.to_thread(render)
 
 
 def router(models: Mapping[str, Any], settings: Settings) -> APIRouter:

@@ -16,7 +16,7 @@ from starlette.responses import Response
 
 from ..types import Delta, Generation, Prompt, Refused
 from .completions_reply import CompletionReply, Continued
-from .constraints import constraint_of
+from .constraints import Wanted, grammar_of
 from .limits import Settings
 from .logprobs import TokenTexts
 from .prompts import prompts_of
@@ -76,9 +76,10 @@ class CompletionsRoute:
             raise Refused(f"prompts times n (or best_of) may be {limits.queued} at most", param="prompt")
         wanted = DEFAULT_TOKENS if fields.max_tokens is None else fields.max_tokens
         rooms = [room(chosen.model, prompt, wanted, "prompt") for prompt in prompts]
-        constraint = await constraint_of(chosen.model, None, Prompt(()), fields, (), "none")
+        form = Wanted(fields.response_format, fields.structured_outputs)
+        grammar = await grammar_of(chosen.model, None, Prompt(()), form)
         generations = [
-            self._generation(fields, chosen, prompt, tokens, constraint.grammar)
+            self._generation(fields, chosen, prompt, tokens, grammar)
             for prompt, tokens in zip(prompts, rooms, strict=True)
         ]
         reply = CompletionReply(

@@ -5,16 +5,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 from ..constraints import Choice, JsonObject, JsonSchema, Regex, Tools
 from ..types import Prompt, Refused
-
-
-class Constraint(NamedTuple):
-    """grammar: what the engine is given, or None for free text."""
-
-    grammar: Any = None
 
 
 Form = JsonSchema | JsonObject | Regex | Choice
@@ -62,46 +57,52 @@ def _named(tools: Mapping[str, dict[str, Any]], reference: Any) -> dict[str, Any
     return tools[name]
 
 
-async def constraint_of(
-    model: Any, parser: Any, prompt: Prompt, fields: Any, tools: Sequence[Mapping[str, Any]], tool_choice: Any
-) -> Constraint:
-    """The grammar of a request. fields: with ``response_format`` and ``structured_outputs``, and
-    ``parallel_tool_calls`` where there are tools. parser: None for texts that are continued as they are. Raises
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What an answer is to be: response_format and structured_outputs as requests have them; tools and tool_choice as
+    `offered_tools` gives them; parallel: whether a turn may have several calls."""
+
+    response_format: Mapping[str, Any] | None = None
+    structured_outputs: Mapping[str, Any] | None = None
+    tools: Sequence[Mapping[str, Any]] = ()
+    tool_choice: str | Mapping[str, Any] = "none"
+    parallel: bool = True
+
+
+async def grammar_of(model: Any, parser: Any, prompt: Prompt, wanted: Wanted) -> Any:
+    """What the engine is given, or None for free text. parser: None for texts that are continued as they are. Raises
     `Refused` that names the field whose grammar is bad, before anything is queued."""
-    wanted, param = _format_of(fields.response_format), "response_format"
-    if fields.structured_outputs is not None:
-        if wanted is not None:
+    form, param = _format_of(wanted.response_format), "response_format"
+    if wanted.structured_outputs is not None:
+        if form is not None:
             raise Refused("response_format and structured_outputs exclude each other", param="structured_outputs")
-        wanted, param = _structured(fields.structured_outputs), "structured_outputs"
-    called = _calls(parser, fields, tools, tool_choice)
+        form, param = _structured(wanted.structured_outputs), "structured_outputs"
+    called = _calls(parser, wanted)
     if called is not None and called.required:
-        wanted, param = called, "tool_choice"
-    elif wanted is not None and _may_call(parser, tools, tool_choice):
-        wanted = Tools(tools, True, fields.parallel_tool_calls is not False, otherwise=wanted)
+        form, param = called, "tool_choice"
+    elif form is not None and _may_call(parser, wanted):
+        form = Tools(wanted.tools, True, wanted.parallel, otherwise=form)
     elif called is not None:
-        wanted, param = called, "tools"
-    if wanted is None:
-        return Constraint()
-    return Constraint(await model.grammars.compile(wanted, param, parser, prompt.tail))
+        form, param = called, "tools"
+    return None if form is None else await model.grammars.compile(form, param, parser, prompt.tail)
 
 
-def _calls(parser: Any, fields: Any, tools: Sequence[Mapping[str, Any]], tool_choice: Any) -> Tools | None:
+def _calls(parser: Any, wanted: Wanted) -> Tools | None:
     """Tools that must be called, or whose arguments must fit when they are."""
-    if not tools or tool_choice == "none":
+    if not wanted.tools or wanted.tool_choice == "none":
         return None
-    parallel = fields.parallel_tool_calls is not False
-    if tool_choice == "required":
-        return Tools(tools, True, parallel)
-    if isinstance(tool_choice, Mapping):
-        return Tools(tools, True, False)
-    strict = any(tool["function"].get("strict") for tool in tools)
-    if strict and _may_call(parser, tools, tool_choice):
-        return Tools(tools, False, parallel)
+    if wanted.tool_choice == "required":
+        return Tools(wanted.tools, True, wanted.parallel)
+    if isinstance(wanted.tool_choice, Mapping):
+        return Tools(wanted.tools, True, False)
+    strict = any(tool["function"].get("strict") for tool in wanted.tools)
+    if strict and _may_call(parser, wanted):
+        return Tools(wanted.tools, False, wanted.parallel)
     return None
 
 
-def _may_call(parser: Any, tools: Sequence[Mapping[str, Any]], tool_choice: Any) -> bool:
-    return bool(tools) and tool_choice != "none" and parser is not None and parser.format.call is not None
+def _may_call(parser: Any, wanted: Wanted) -> bool:
+    return bool(wanted.tools) and wanted.tool_choice != "none" and parser is not None and parser.format.call is not None
 
 
 def _format_of(given: Mapping[str, Any] | None) -> Form | None:

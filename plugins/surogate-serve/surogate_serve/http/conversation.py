@@ -1,5 +1,5 @@
-"""A conversation as every API means it, and its way to the model: prompt, room, grammar, generation, events. Messages
-and Responses say theirs in these words."""
+"""A conversation as every API means it, and its way to the model: prompt, room, grammar, generation, events. Chat
+completions, Messages and Responses say theirs in these words."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from typing import Any
 
 from ..answers import answers
 from ..types import Delta, Event, Generation, Prompt, Refused, Thinking, Usage
-from .chat import ChatRequest
-from .constraints import constraint_of, offered_tools
+from .constraints import Wanted, grammar_of, offered_tools
 from .limits import Settings
 from .requests import Chosen, GenerationFields, generation_of, parser_of, room
 
@@ -24,8 +23,9 @@ RENDERED_APART = 32768
 class Conversation:
     """messages and tools: as chat templates read them. tool_choice: as `offered_tools` takes it. fields: sampling, stop
     strings and the like. thinking: on, off, or None for what the template does by itself. budget: of reasoning tokens.
-    variables: more of the template's. prefilled: the answer goes on where the last message ends. names: what the API
-    calls the fields "messages", "budget" and "format", for errors. size: of the request in bytes."""
+    budget_counts: a model without reasoning is refused, rather than said to keep to any budget. variables: more of the
+    template's. prefilled: the answer goes on where the last message ends. names: what the API calls the fields
+    "messages", "budget" and "format", for errors. size: of the request in bytes."""
 
     chosen: Chosen
     messages: list[dict[str, Any]]
@@ -37,6 +37,7 @@ class Conversation:
     thinking: bool | None = None
     effort: str | None = None
     budget: int | None = None
+    budget_counts: bool = False
     response_format: dict[str, Any] | None = None
     variables: Mapping[str, Any] = field(default_factory=dict)
     prefilled: bool = False
@@ -46,14 +47,16 @@ class Conversation:
 
 
 class Asked:
-    """What a conversation became. ``events`` starts the generation when it is first read; closing it cancels.
-    ``cached_tokens`` is right from the first event on. ``cut``: fewer tokens fit than were asked for."""
+    """What a conversation became. ``tool_choice``: as `offered_tools` gives it. ``events`` starts the generation when it
+    is first read; closing it cancels. ``cached_tokens`` is right from the first event on. ``cut``: fewer tokens fit than
+    were asked for."""
 
     def __init__(
         self, conversation: Conversation, parser: Any, prompt: Prompt, generation: Generation, offer: tuple[Any, Any]
     ) -> None:
         self.prompt_tokens = len(prompt.tokens)
         self.cached_tokens = 0
+        self.tool_choice = offer[1]
         wanted = conversation.max_tokens
         self.cut = wanted is None or (generation.max_tokens is not None and generation.max_tokens < wanted)
         self.parser, self._model = parser, conversation.chosen.model
@@ -101,13 +104,9 @@ async def _ask(conversation: Conversation, settings: Settings) -> Asked:
     tools, tool_choice = offered_tools(list(conversation.tools), conversation.tool_choice)
     prompt = await _render(conversation, parser, tools)
     max_tokens = room(model, prompt.tokens, conversation.max_tokens, "messages")
-    constrained = ChatRequest.model_construct(
-        model=conversation.fields.model,
-        response_format=conversation.response_format,
-        structured_outputs=conversation.fields.structured_outputs,
-        parallel_tool_calls=conversation.parallel,
-    )
-    constraint = await constraint_of(model, parser, prompt, constrained, tools, tool_choice)
+    structured = conversation.fields.structured_outputs
+    form = Wanted(conversation.response_format, structured, tools, tool_choice, conversation.parallel)
+    grammar = await grammar_of(model, parser, prompt, form)
     end, opening = parser.reasoning_tokens(prompt.tail)
     thinking = _thinking(conversation, parser)
     generation = generation_of(
@@ -117,7 +116,7 @@ async def _ask(conversation: Conversation, settings: Settings) -> Asked:
         max_tokens,
         settings.limits,
         logprobs=conversation.logprobs,
-        grammar=constraint.grammar,
+        grammar=grammar,
         stop_after=end,
         opening=opening,
         thinking=None if end is None else thinking,
@@ -126,12 +125,13 @@ async def _ask(conversation: Conversation, settings: Settings) -> Asked:
 
 
 def _thinking(conversation: Conversation, parser: Any) -> Thinking | None:
-    """A model that has no reasoning keeps to every budget of it."""
-    if conversation.budget is None or parser.format.reasoning is None:
+    if conversation.budget is None:
         return None
+    if parser.format.reasoning is None and not conversation.budget_counts:
+        return None  # what has no reasoning keeps to every budget of it
     if parser.reasoning_end is None:
         raise Refused(
-            "the reasoning of this model cannot be limited: its end is no single token",
+            "this model has no reasoning whose length could be limited",
             param="thinking_token_budget",
         )
     return Thinking(conversation.budget, (parser.reasoning_end,))

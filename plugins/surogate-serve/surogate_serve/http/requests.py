@@ -13,7 +13,7 @@ import pydantic
 from pydantic import ConfigDict, Field
 from starlette.requests import Request
 
-from ..types import Generation, Refused, Sampling, Thinking
+from ..types import Generation, Refused, Sampling
 from .errors import from_validation, unknown_model
 from .limits import Limits, Settings, parse_json
 from .log import Exchange
@@ -227,15 +227,6 @@ def generation_of(
         adapter=chosen.adapter,
         **more,
     )
-
-
-def thinking_of(budget: int | None, parser: Any) -> Thinking | None:
-    """A budget of reasoning tokens. Raises `Refused` where this model's reasoning has no end that could be forced."""
-    if budget is None:
-        return None
-    if parser.reasoning_end is None:
-        raise Refused("this model has no reasoning whose length could be limited", param="thinking_token_budget")
-    return Thinking(budget, (parser.reasoning_end,))
 
 
 def json_bytes(value: Any) -> bytes:

@@ -198,6 +198,13 @@ def test_stop_strings_wait_for_the_end_of_reasoning(server):
     assert not hasattr(hidden.choices[0].message, "reasoning")
 
 
+def test_a_budget_of_reasoning_needs_reasoning(serve):
+    server = serve(FakeModel(parser="llama3_json"))
+    with pytest.raises(openai.BadRequestError, match="no reasoning") as refusal:
+        client(server).chat.completions.create(model="fake", messages=HI, extra_body={"thinking_token_budget": 7})
+    assert refusal.value.param == "thinking_token_budget"
+
+
 def test_stop_string_is_told(server):
     raw = httpx.post(
         server.url + "/v1/chat/completions", json={"model": "fake", "messages": HI, "stop": "there"}
