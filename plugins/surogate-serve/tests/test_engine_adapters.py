@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -79,6 +80,56 @@ def test_more_adapters_than_slots_take_turns(served, tiny, adapter):
     answers = asyncio.run(asyncio.wait_for(all_at_once(), 60))
     for name, tokens in zip([*folders] * 3, answers, strict=True):
         assert tokens == expected(tiny, folders[name]), name
+
+
+class SlowMemory:
+    """A bank whose writes wait until they may."""
+
+    def __init__(self, memory, may: threading.Event, begun: threading.Event) -> None:
+        self._memory, self._may, self._begun = memory, may, begun
+
+    def write(self, array: np.ndarray, offset: int = 0) -> None:
+        self._begun.set()
+        assert self._may.wait(60)
+        self._memory.write(array, offset)
+
+
+def test_nobody_waits_for_an_upload_but_those_who_need_it(served, tiny, adapter):
+    may, begun = threading.Event(), threading.Event()
+    memories = served.runtime.memories
+
+    async def meanwhile() -> list[list[int]]:
+        await served.load_adapter("one", adapter(1))
+        slow = {name: SlowMemory(memory, may, begun) for name, memory in memories.items()}
+        served._adapters.bind(slow, served._loop.uses)
+        loading = asyncio.create_task(served.load_adapter("two", adapter(2)))
+        await asyncio.to_thread(begun.wait, 60)
+        needs_it = [asyncio.create_task(answer(served, "two")) for _ in range(2)]
+        told = await answer(served, "one")
+        assert [each["slot"] is None for each in served.adapter_details()] == [False, True]
+        assert not loading.done() and not any(each.done() for each in needs_it)
+        may.set()
+        await loading
+        return [told, *[await each for each in needs_it]]
+
+    answers = asyncio.run(asyncio.wait_for(meanwhile(), 60))
+    assert answers == [expected(tiny, adapter(1))] + [expected(tiny, adapter(2))] * 2
+
+
+def test_an_adapter_that_leaves_while_it_is_uploaded_keeps_no_slot(served, adapter):
+    may, begun = threading.Event(), threading.Event()
+
+    async def leave() -> None:
+        slow = {name: SlowMemory(memory, may, begun) for name, memory in served.runtime.memories.items()}
+        served._adapters.bind(slow, served._loop.uses)
+        loading = asyncio.create_task(served.load_adapter("it", adapter(1)))
+        await asyncio.to_thread(begun.wait, 60)
+        await served.unload_adapter("it")
+        may.set()
+        await loading
+
+    asyncio.run(asyncio.wait_for(leave(), 60))
+    assert served._adapters._slots == [None, None] and served.adapters == []
 
 
 def test_another_under_the_same_name_is_another(served, tiny, adapter):

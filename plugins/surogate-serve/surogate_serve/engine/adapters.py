@@ -64,7 +64,10 @@ class Adapters:
         self._uses: Callable[[int], int] = lambda slot: 0
         self._named: dict[str, HeldAdapter] = {}
         self._slots: list[HeldAdapter | None] = [None] * (0 if bank is None else bank.slots)
-        self._lock = threading.Lock()
+        self._filling: set[int] = set()
+        """Slots that are being written, each for the adapter that it has."""
+        self._lock, self._writes = threading.Lock(), threading.Lock()
+        """The first is never held for long: event loops wait for it. The second lets one write at a time."""
         self._requests, self._loadings = itertools.count(1), itertools.count(1)
 
     def bind(self, memories: Mapping[str, Memory], uses: Callable[[int], int]) -> None:
@@ -156,21 +159,38 @@ class Adapters:
             self._slots[held.slot], held.slot = None, None
 
     def _place(self, held: HeldAdapter) -> bool:
-        """Gives it a slot if it has none: a free one, or that of the one unused for longest."""
+        """Gives it a slot if it has none: a free one, or that of the one unused for longest. False where there is none yet, or
+        another thread is filling one for it."""
         with self._lock:
             if held.slot is not None:
                 return True
-            slot = self._free_slot()
+            slot = None if held in self._slots else self._free_slot()
             if slot is None:
                 return False
             self._slots[slot] = held
-            self._write(held, slot)
-            held.slot = slot
-            return True
+            self._filling.add(slot)
+        written = False
+        try:
+            with self._writes:
+                self._write(held, slot)
+            written = True
+        finally:
+            with self._lock:
+                self._filling.discard(slot)
+                if written:
+                    held.slot = slot
+                    if self._named.get(held.name) is not held:  # it was unloaded or replaced meanwhile
+                        self._leave(held)
+                else:
+                    self._slots[slot] = None
+        return True
 
     def _free_slot(self) -> int | None:
         """A request that was cancelled has its slot until the engine let go of it."""
-        idle = [slot for slot, each in enumerate(self._slots) if (each is None or each.users == 0) and not self._uses(slot)]
+        idle = [
+            slot for slot, each in enumerate(self._slots)
+            if (each is None or each.users == 0) and slot not in self._filling and not self._uses(slot)
+        ]
         empty = [slot for slot in idle if self._slots[slot] is None]
         if empty or not idle:
             return empty[0] if empty else None
