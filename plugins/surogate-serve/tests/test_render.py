@@ -298,7 +298,8 @@ def test_spellings_break_wherever_one_begins():
     ],
 )
 def test_a_template_that_fails_is_the_requests_error(pair, monkeypatch, source, words):
-    monkeypatch.setattr(rendering, "TIME_LIMIT", 0.3)
+    if words == "took more than":
+        monkeypatch.setattr(rendering, "TIME_LIMIT", 0.3)
     monkeypatch.setattr(rendering, "SIZE_LIMIT", 100_000)
     with pytest.raises(Refused, match=words) as refused:
         render(ChatTemplate(source), pair[0], PLAIN)

@@ -161,7 +161,7 @@ def test_the_death_of_the_engine_is_told(tiny):
 
         model._pump._poll = broken
         for thread in threads:
-            thread.join(20)
+            thread.join(60)
         assert len(answers) == 2 and all("plug" in answer.text or answer.status_code == 200 for answer in answers)
         wait_for(lambda: httpx.get(server.url + "/health").status_code == 503)
         assert "plug" in httpx.get(server.url + "/health").text
