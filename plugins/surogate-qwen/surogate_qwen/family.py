@@ -20,6 +20,7 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 
 # What transformers takes for a key that a config.json leaves out.
 _DEFAULTS: dict[str, Any] = {
+    "vocab_size": 151936, "hidden_size": 4096, "intermediate_size": 22016, "num_hidden_layers": 32, "num_attention_heads": 32,
     "num_key_value_heads": 32, "max_position_embeddings": 32768, "sliding_window": 4096, "max_window_layers": 28,
 }
 # Keys that change the arithmetic in a way that these models do not have, and the values that mean "not so".
@@ -42,12 +43,15 @@ class QwenHyperparameters(DecoderHyperparameters):
 
 
 class QwenFamily(Family):
-    """``name`` is the model_type of config.json and the architecture of GGUF files. qk_norm: whether queries and keys are
-    normed; then biases are a setting, and otherwise q, k and v always have them."""
+    """``name`` is the model_type of config.json and the architecture of GGUF files. architectures: with a head, and without one.
+    qk_norm: whether queries and keys are normed; then biases are a setting, and otherwise q, k and v always have them."""
 
-    def __init__(self, name: str, architecture: str, qk_norm: bool) -> None:
+    # Embedding models hold the body alone, whichever of the two architectures their config.json names.
+    hf_prefixes = {name: f"model.{name}" for name in ("embed_tokens.", "layers.", "norm.")}
+
+    def __init__(self, name: str, architectures: tuple[str, ...], qk_norm: bool) -> None:
         self.name, self.qk_norm = name, qk_norm
-        self.architectures, self.gguf_architectures = (architecture,), (name,)
+        self.architectures, self.gguf_architectures = architectures, (name,)
 
     def from_hf(self, config: Mapping[str, Any]) -> QwenHyperparameters:
         settings = HFConfig(config, self.name, _DEFAULTS | ({"head_dim": 128} if self.qk_norm else {}))
@@ -111,6 +115,11 @@ class QwenFamily(Family):
 
         return VARIANTS[self.name]
 
+    def presets(self) -> Mapping[str, Mapping[str, Any]]:
+        from .presets import PRESETS
+
+        return PRESETS[self.name]
+
 
 def _read_layers(settings: HFConfig, num_layers: int) -> dict[str, Any]:
     """Fields layer_types and window. A window is off, whatever it says, unless use_sliding_window is true."""
@@ -126,4 +135,7 @@ def _read_layers(settings: HFConfig, num_layers: int) -> dict[str, Any]:
     return {"layer_types": tuple(types), "window": window if SLIDING in types else 0}
 
 
-FAMILIES = (QwenFamily("qwen2", "Qwen2ForCausalLM", qk_norm=False), QwenFamily("qwen3", "Qwen3ForCausalLM", qk_norm=True))
+FAMILIES = (
+    QwenFamily("qwen2", ("Qwen2ForCausalLM", "Qwen2Model"), qk_norm=False),
+    QwenFamily("qwen3", ("Qwen3ForCausalLM", "Qwen3Model"), qk_norm=True),
+)
