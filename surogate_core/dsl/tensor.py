@@ -64,7 +64,7 @@ class Context:
 
 
 class Tensor:
-    """A value being traced. Supports +, and what `Context.op` offers."""
+    """A value being traced. Supports +, times a number, and what `Context.op` offers."""
 
     def __init__(self, context: Context, value: Value) -> None:
         self.context, self.value = context, value
@@ -80,6 +80,10 @@ class Tensor:
     def __add__(self, other: Tensor) -> Tensor:
         dtype = "residual" if "residual" in (self.dtype, other.dtype) else self.dtype
         return self.context.op("add", self, other, out_dtype=dtype)
+
+    def __mul__(self, factor: float) -> Tensor:
+        """Times a constant; by 1 it is the tensor itself."""
+        return self if factor == 1 else self.context.op("scale", self, factor=float(factor), label="scaled")
 
     def reshape(self, *shape: int | str) -> Tensor:
         """The same elements in another shape."""

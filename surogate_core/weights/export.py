@@ -47,8 +47,10 @@ def write_hf(
         generation_config = _generation_config(tokenizer)
     if generation_config is not None:
         write_json(folder / "generation_config.json", dict(generation_config))
+    # A padding id that is left out is one of the published vocabulary to transformers, and may be outside of this one.
+    ids = {"pad_token_id": None, **(_generation_config(tokenizer) if tokenizer is not None else {})}
     # "dtype" is what transformers 5 reads, "torch_dtype" what everything older does
-    write_json(folder / "config.json", {**config, "dtype": HF_DTYPES[dtype], "torch_dtype": HF_DTYPES[dtype]})
+    write_json(folder / "config.json", {**ids, **config, "dtype": HF_DTYPES[dtype], "torch_dtype": HF_DTYPES[dtype]})
     return files
 
 

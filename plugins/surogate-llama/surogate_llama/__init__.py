@@ -1,4 +1,4 @@
-"""The Llama family of Surogate: Llama 2 and 3.x, SmolLM2 and Mistral."""
+"""The Llama family of Surogate: Llama and the published families whose layers are its own, but for a switch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Llama architecture and its files: Llama 2 and 3.x, SmolLM2, and Mistral as its sliding-window sibling."""
+"""Families of Llama's architecture: a name, what their files say, and switches."""
 
 from __future__ import annotations
 
@@ -15,30 +15,41 @@ from surogate_core.weights.transforms import PermuteRope
 
 from .model import Llama
 from .settings import read_gguf, read_hf, write_gguf, write_hf
-from .tiny import LLAMA_VARIANTS, MISTRAL_VARIANTS
+from .switches import PUBLISHED, Switches
+from .tiny import VARIANTS
 
 
 @dataclass(frozen=True)
 class LlamaHyperparameters(DecoderHyperparameters):
-    """window: 0, or how many tokens back (itself included) a token of a sliding layer sees."""
+    """kinds: of each layer, see `layers`. window: how many tokens back (itself included) a token of a sliding layer sees; 0:
+    there is none. embed_scale and residual_scale: factors of the embedding's rows and of what each half of a layer adds.
+    logit_divisor: of the logits. attention_scale: of the attention's logits, None for 1 / sqrt(head_dim)."""
 
-    attention_bias: bool = False
-    mlp_bias: bool = False
+    kinds: tuple[str, ...] = ()
     window: int = 0
+    qkv_bias: bool = False
+    out_bias: bool = False
+    mlp_bias: bool = False
+    embed_scale: float = 1.0
+    residual_scale: float = 1.0
+    logit_divisor: float = 1.0
+    attention_scale: float | None = None
 
 
 class LlamaFamily(Family):
     """``name`` is also the model_type of the config.json that it reads."""
 
-    def __init__(self, name: str, hf_architecture: str, gguf_architectures: tuple[str, ...]) -> None:
-        self.name = name
+    def __init__(
+        self, name: str, hf_architecture: str, gguf_architectures: tuple[str, ...], switches: Switches = Switches()
+    ) -> None:
+        self.name, self.switches = name, switches
         self.architectures, self.gguf_architectures = (hf_architecture,), gguf_architectures
 
     def from_hf(self, config: Mapping[str, Any]) -> LlamaHyperparameters:
-        return LlamaHyperparameters(**read_hf(config, self.name))
+        return LlamaHyperparameters(**read_hf(config, self.name, self.switches))
 
     def from_gguf(self, store) -> LlamaHyperparameters:
-        return LlamaHyperparameters(**read_gguf(store))
+        return LlamaHyperparameters(**read_gguf(store, self.switches))
 
     def model(self, hyperparameters: LlamaHyperparameters) -> Model:
         return Llama(hyperparameters)
@@ -53,19 +64,29 @@ class LlamaFamily(Family):
                                               "attn.k": PermuteRope(h.num_kv_heads, h.head_dim)})
 
     def hf_config(self, hyperparameters: LlamaHyperparameters) -> dict[str, Any]:
-        config = write_hf(hyperparameters, self.name)
-        if self.name not in ("llama", "mistral"):  # a plugin's relative of Llama goes by its own name
-            config |= {"model_type": self.name, "architectures": list(self.architectures)}
-        return config
+        """A GGUF file of architecture "llama" with a window is Mistral's again."""
+        mistral = self.name == "llama" and hyperparameters.window > 0
+        return write_hf(hyperparameters, published("mistral") if mistral else self)
 
     def gguf_metadata(self, hyperparameters: LlamaHyperparameters) -> dict[str, Any]:
-        return write_gguf(hyperparameters)
+        return write_gguf(hyperparameters, self.switches)
 
     def gguf_extra_tensors(self, hyperparameters: LlamaHyperparameters) -> dict[str, np.ndarray]:
         return rope_factor_tensors(hyperparameters.rope)
 
     def tiny_configs(self) -> dict[str, dict[str, Any]]:
-        return MISTRAL_VARIANTS if self.name == "mistral" else LLAMA_VARIANTS
+        return VARIANTS.get(self.name, {})
+
+    def presets(self) -> Mapping[str, Mapping[str, Any]]:
+        from .presets import PRESETS
+
+        return PRESETS if self.name == "llama" else {}
 
 
-FAMILIES = (LlamaFamily("llama", "LlamaForCausalLM", ("llama",)), LlamaFamily("mistral", "MistralForCausalLM", ("mistral",)))
+def published(name: str) -> LlamaFamily:
+    """The family of one of ``PUBLISHED``."""
+    architecture, gguf_architectures, switches = PUBLISHED[name]
+    return LlamaFamily(name, architecture, gguf_architectures, switches)
+
+
+FAMILIES = tuple(published(name) for name in PUBLISHED)

@@ -7,6 +7,7 @@ from typing import Any
 _BASE: dict[str, Any] = {
     "vocab_size": 160, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "rms_norm_eps": 1e-5, "max_position_embeddings": 64, "tie_word_embeddings": False,
+    "pad_token_id": None,  # of families whose own is outside of this vocabulary
 }  # fmt: skip
 LLAMA: dict[str, Any] = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", **_BASE}
 MISTRAL: dict[str, Any] = {"architectures": ["MistralForCausalLM"], "model_type": "mistral", **_BASE}
@@ -32,3 +33,25 @@ MISTRAL_VARIANTS: dict[str, dict[str, Any]] = {
     "window": {**MISTRAL, "sliding_window": 5},
     "no_window": {**MISTRAL, "sliding_window": None},
 }
+# Layers that go without positions: as published, and sliding where positions are missing.
+SMOLLM3: dict[str, Any] = {**_BASE, "architectures": ["SmolLM3ForCausalLM"], "model_type": "smollm3", "tie_word_embeddings": True}
+SMOLLM3_VARIANTS: dict[str, dict[str, Any]] = {
+    # Every fourth layer, as GGUF files have it; narrow, so that rounding is not blown up by the updates of a deep model.
+    "nope": {**SMOLLM3, "num_hidden_layers": 4, "hidden_size": 32, "intermediate_size": 48, "head_dim": 16},
+    "nope_window": {**SMOLLM3, "no_rope_layers": [0, 1], "use_sliding_window": True, "sliding_window": 5},
+}
+GRANITE: dict[str, Any] = {
+    **_BASE, "architectures": ["GraniteForCausalLM"], "model_type": "granite", "embedding_multiplier": 6.0,
+    "residual_multiplier": 0.22, "logits_scaling": 3.0, "attention_multiplier": 0.125,
+}  # fmt: skip
+MINISTRAL = {**_BASE, "architectures": ["MinistralForCausalLM"], "model_type": "ministral", "head_dim": 16,
+             "sliding_window": 5, "layer_types": ["full_attention", "sliding_attention"]}
+
+VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
+    "llama": LLAMA_VARIANTS,
+    "mistral": MISTRAL_VARIANTS,
+    "ministral": {"layer_types": MINISTRAL},
+    "smollm3": SMOLLM3_VARIANTS,
+    "granite": {"multipliers": GRANITE},
+}
+"""Of families that `transformers` has and whose arithmetic is not that of another one here."""

@@ -17,7 +17,7 @@ from surogate_llama.family import FAMILIES, LlamaFamily
 from surogate_core.families.rope_factors import frequency_factors, llama3_of_factors
 from surogate_llama.tiny import LLAMA, LLAMA3_ROPE, LLAMA_VARIANTS, MISTRAL, YARN_ROPE
 
-LLAMA_FAMILY, MISTRAL_FAMILY = FAMILIES
+LLAMA_FAMILY, MISTRAL_FAMILY = FAMILIES[:2]
 RELEASED = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
             "original_max_position_embeddings": 8192}
 
