@@ -8,10 +8,13 @@ from typing import Any
 
 from .data import adopt_saved_template
 from .model import LoadedModel
+from .model.loaded import EMBEDDING_SIZES
 from .plugins.manager import get_manager
 from .weights.export import write_gguf, write_hf
+from .weights.gguf_embedding import write_gguf_embedding
 from .weights.merge import Merge, MergeReport
 from .weights.peft_adapter import read_adapter
+from .weights.sentence_transformers import write_modules
 from .weights.tensor import AnyTensor, from_f32
 from .weights.tokenizer import Tokenizer
 
@@ -52,6 +55,22 @@ def _write(
         tensors: dict[str, Any] = dict(family.gguf_names(h).export(parameters))
         for name, array in family.gguf_extra_tensors(h).items():
             tensors[name] = from_f32(name, array)
-        write_gguf(output, tensors, family.gguf_metadata(h), tokenizer, dtype)
+        metadata = dict(family.gguf_metadata(h))
+        if model.embedding is not None:
+            more, dense = write_gguf_embedding(model.embedding, metadata["general.architecture"])
+            metadata, tensors = metadata | more, tensors | dense
+        write_gguf(output, tensors, metadata, tokenizer, dtype)
         return
-    write_hf(output, family.hf_names(h).export(parameters), family.hf_config(h), tokenizer=tokenizer, dtype=dtype or "bf16")
+    write_folder(model, parameters, output, tokenizer, dtype or "bf16")
+
+
+def write_folder(
+    model: LoadedModel, parameters: Mapping[str, AnyTensor], folder: Path, tokenizer: Tokenizer, dtype: str
+) -> None:
+    """A Hugging Face folder of ``parameters``, and of what ``model``'s own files say of vectors."""
+    family, h, embedding = model.family, model.hyperparameters, model.embedding
+    config = dict(family.hf_config(h))
+    if embedding is not None:
+        write_modules(folder, embedding, h.hidden_size, dtype)
+        config |= {EMBEDDING_SIZES: list(embedding.sizes)} if embedding.sizes else {}
+    write_hf(folder, family.hf_names(h).export(parameters), config, tokenizer=tokenizer, dtype=dtype)

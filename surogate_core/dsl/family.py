@@ -77,8 +77,17 @@ class Family(ABC):
         """Float32 tensors that GGUF readers expect beside the weights (rotary frequency factors, say)."""
         return {}
 
+    def embedding_sizes(self, hyperparameters: Any) -> tuple[int, ...]:
+        """Lengths that vectors of texts may be cut to, where the family's checkpoints were trained for some and do not say
+        which (Kusupati et al., 2022); () for any. How texts become vectors otherwise is read beside the weights."""
+        return ()
+
     def tiny_configs(self) -> Mapping[str, Mapping[str, Any]]:
         """Name -> tiny config.json mapping (with "model_type"), one for each variant of the architecture, that the parity
         harness of `surogate_core.testing.parity` makes random models of `transformers` from. Empty for a family that
         `transformers` does not have."""
+        return {}
+
+    def presets(self) -> Mapping[str, Mapping[str, Any]]:
+        """Name -> config.json mapping of public models that `surogate bench` and `surogate profile` know by name."""
         return {}

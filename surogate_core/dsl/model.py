@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from ..errors import WeightError
 from ..ir.graph import STATE, Graph
 from ..ir.spec import check
 from .layers import Embedding, LMHead
@@ -12,12 +13,13 @@ from .tensor import Context, Tensor
 
 
 class Model(Module):
-    """A decoder. Assign ``embed``, ``layers``, ``final_norm`` and ``lm_head``, or override `hidden`."""
+    """A transformer. Assign ``embed``, ``layers``, ``final_norm`` and, where it writes text, ``lm_head``, or override
+    `hidden`."""
 
     embed: Embedding
     layers: Stack
     final_norm: Module
-    lm_head: LMHead
+    lm_head: LMHead | None = None
 
     def hidden(self, tokens: Tensor) -> Tensor:
         """Token ids i32 [T] -> final hidden states [T, dim] that the head reads."""
@@ -30,8 +32,11 @@ def trace(model: Model, output: Literal["loss", "logits", "row_logits", "hidden"
     output: "loss" is the weighted sum of token losses (inputs targets, token_weights), with "token_loss" beside it;
     "logits" are those of every token; "row_logits" those of the tokens that input "rows" i32 ["R"] names; "hidden" are the
     final hidden states, which the head would read.
-    max_positions: length of the rotary tables, which is the longest document the program can hold.
+    max_positions: length of the rotary tables, which is the longest document the program can hold. WeightError for
+    another output than "hidden" of a model without a head.
     """
+    if output != "hidden" and model.lm_head is None:
+        raise WeightError("this model has no head that writes text: it makes vectors of texts")
     graph = Graph()
     context = Context(graph, max_positions)
     model.bind(context)

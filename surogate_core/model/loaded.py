@@ -9,19 +9,27 @@ from typing import Any
 
 from ..dsl import Family, Hyperparameters, Model
 from ..errors import WeightError
+from ..weights.embedding import Embedding
+from ..weights.gguf_embedding import read_gguf_embedding
 from ..weights.name_map import NameMap
+from ..weights.sentence_transformers import read_modules
 from ..weights.store import WeightStore
 from ..weights.tokenizer import Tokenizer
+
+EMBEDDING_SIZES = "matryoshka_dimensions"
+"""Key of config.json: what vectors may be cut to."""
 
 
 @dataclass
 class LoadedModel:
-    """A checkpoint ready to be traced. ``store`` and ``names`` are None for a model that starts from random weights."""
+    """A checkpoint ready to be traced. ``store`` and ``names`` are None for a model that starts from random weights.
+    ``embedding``: how its files say that texts become vectors, or None."""
 
     family: Family
     hyperparameters: Hyperparameters
     store: WeightStore | None
     names: NameMap | None
+    embedding: Embedding | None = None
 
     @classmethod
     def open(cls, path: str | Path, families: Iterable[Family], family: str = "auto") -> LoadedModel:
@@ -38,6 +46,7 @@ class LoadedModel:
             hyperparameters = chosen.from_hf(store.config)
             model = cls(chosen, hyperparameters, store, chosen.hf_names(hyperparameters))
         model._check_tensors()
+        model.embedding = _embedding(store, chosen, hyperparameters)
         return model
 
     def _check_tensors(self) -> None:
@@ -70,6 +79,11 @@ class LoadedModel:
     def dsl(self) -> Model:
         return self.family.model(self.hyperparameters)
 
+    @property
+    def writes_text(self) -> bool:
+        """Whether it has a head; a model without one makes vectors only."""
+        return self.dsl().lm_head is not None
+
     def tokenizer(self) -> Tokenizer:
         """The checkpoint's own tokenizer. WeightError when there is none."""
         if self.store is None:
@@ -81,6 +95,17 @@ def open_tokenizer(path: str | Path) -> Tokenizer:
     """The tokenizer of a GGUF file or of a Hugging Face folder."""
     path = Path(path)
     return Tokenizer.from_hf_folder(path) if path.is_dir() else Tokenizer.from_gguf(path)
+
+
+def _embedding(store: WeightStore, family: Family, h: Hyperparameters) -> Embedding | None:
+    found = read_gguf_embedding(store) if store.kind == "gguf" else read_modules(store.path)
+    sizes = store.config.get(EMBEDDING_SIZES) or family.embedding_sizes(h)
+    if not isinstance(sizes, (list, tuple)) or not all(type(size) is int and size > 0 for size in sizes):
+        raise WeightError(f"{store.path}: {EMBEDDING_SIZES} is {sizes!r}, no list of sizes")
+    if found is None and not sizes:
+        return None
+    checked = (found or Embedding()).checked(h.hidden_size, str(store.path))
+    return checked.with_sizes(sizes, h.hidden_size) if sizes else checked
 
 
 def _by_gguf(store: WeightStore, families: list[Family], family: str) -> Family:

@@ -159,6 +159,11 @@ def open_model(config: TrainConfig, manager: PluginManager) -> LoadedModel:
     if config.from_scratch and config.architecture is not None:
         return LoadedModel.from_architecture(config.architecture, families, config.family)
     model = LoadedModel.open(config.model, families, config.family)
+    if not model.writes_text:
+        raise ConfigError(
+            f"{config.model} has no head that writes text: it makes vectors of texts, and nothing here trains those",
+            "Serve it: surogate serve, then POST /v1/embeddings.",
+        )
     return model.without_weights() if config.from_scratch else model
 
 

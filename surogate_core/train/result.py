@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ..export import write_folder
 from ..passes.lora import adapter_names
-from ..weights.export import write_hf
 from ..weights.peft_adapter import Adapter, LoraPair, write_adapter
 from ..weights.tensor import StoredTensor
 from . import ADAPTER_FOLDER, MODEL_FOLDER
@@ -21,9 +21,7 @@ def save_result(prepared: Prepared, session: TrainSession, folder: Path) -> Path
     parameters = {
         name: StoredTensor(name, "f32", p.shape, session.parameter(name)) for name, p in session.layout.parameters.items()
     }
-    names = model.family.hf_names(model.hyperparameters)
-    write_hf(folder / MODEL_FOLDER, names.export(parameters), model.family.hf_config(model.hyperparameters),
-             tokenizer=prepared.tokenizer, dtype=prepared.recipe.compute)
+    write_folder(model, parameters, folder / MODEL_FOLDER, prepared.tokenizer, prepared.recipe.compute)
     return folder / MODEL_FOLDER
 
 

@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from surogate_core.dsl import Family
 
-from . import gemma
+from . import embedding, gemma
 
-FAMILIES: tuple[Family, ...] = (*gemma.FAMILIES,)
+FAMILIES: tuple[Family, ...] = (*gemma.FAMILIES, *embedding.FAMILIES)

@@ -15,9 +15,9 @@ from surogate_core.weights.transforms import AddOne
 from .hyperparameters import GEMMA_1, GEMMA_2, GEMMA_3, Generation, GemmaHyperparameters
 from .model import Gemma
 
-_HF_POST_NORMS = {"attn_norm": "input_layernorm", "attn_post_norm": "post_attention_layernorm",
+HF_POST_NORMS = {"attn_norm": "input_layernorm", "attn_post_norm": "post_attention_layernorm",
                   "mlp_norm": "pre_feedforward_layernorm", "mlp_post_norm": "post_feedforward_layernorm"}
-_HF_QK_NORMS = {"attn.q_norm": "self_attn.q_norm", "attn.k_norm": "self_attn.k_norm"}
+HF_QK_NORMS = {"attn.q_norm": "self_attn.q_norm", "attn.k_norm": "self_attn.k_norm"}
 _GGUF_POST_NORMS = {"attn_post_norm": "post_attention_norm", "mlp_post_norm": "post_ffw_norm"}
 _TEXT_PREFIXES = ("language_model.model.", "model.language_model.")
 _GGUF_QK_NORMS = {"attn.q_norm": "attn_q_norm", "attn.k_norm": "attn_k_norm"}
@@ -46,8 +46,8 @@ class GemmaFamily(Family):
         return Gemma(hyperparameters)
 
     def hf_names(self, hyperparameters: GemmaHyperparameters) -> NameMap:
-        norms = _HF_POST_NORMS if hyperparameters.post_norms else HF_NORMS
-        return hf_decoder_names({**norms, **(_HF_QK_NORMS if hyperparameters.qk_norm else {})})
+        norms = HF_POST_NORMS if hyperparameters.post_norms else HF_NORMS
+        return hf_decoder_names({**norms, **(HF_QK_NORMS if hyperparameters.qk_norm else {})})
 
     def gguf_names(self, hyperparameters: GemmaHyperparameters) -> NameMap:
         post_norms = _GGUF_POST_NORMS if hyperparameters.post_norms else {}

@@ -13,12 +13,14 @@ from surogate_core.families import DecoderHyperparameters
 @dataclass(frozen=True)
 class GemmaHyperparameters(DecoderHyperparameters):
     """layer_kinds: "local" or "global", by layer. window: how many tokens back (itself included) a token of a local layer sees.
+    causal: False for a model that makes vectors of texts: tokens see as far ahead as back, and there is no head.
     local_rope_base: of local layers; 0 where they are rotated as the global ones. query_scalar: queries are multiplied by
     query_scalar^-0.5. attn_softcap, final_softcap: 0 for none. post_norms: attention and feed-forward are normed before they
     are added too."""
 
     layer_kinds: tuple[str, ...] = ()
     window: int = 0
+    causal: bool = True
     local_rope_base: float = 0.0
     query_scalar: float = 256.0
     attn_softcap: float = 0.0

@@ -20,8 +20,9 @@ class GemmaBlock(Module):
         self.attn_norm = self._norm(h)
         self.attn = Attention(
             h.hidden_size, h.num_heads, h.num_kv_heads, h.head_dim, h.rope_of(kind),
-            window=h.window if kind == "local" else 0, softcap=h.attn_softcap, softmax_scale=h.query_scalar**-0.5,
-            qk_norm_eps=h.norm_eps if h.qk_norm else None, qk_norm_unit_offset=True, init_std=h.init_std,
+            causal=h.causal, window=h.window if kind == "local" else 0, softcap=h.attn_softcap,
+            softmax_scale=h.query_scalar**-0.5, qk_norm_eps=h.norm_eps if h.qk_norm else None, qk_norm_unit_offset=True,
+            init_std=h.init_std,
         )
         self.mlp_norm = self._norm(h)
         self.mlp = GatedMLP(h.hidden_size, h.intermediate_size, "gelu_tanh", init_std=h.init_std)
@@ -47,4 +48,6 @@ class Gemma(Model):
         self.embed = Embedding(h.vocab_size, h.hidden_size, h.hidden_size**0.5, h.init_std)
         self.layers = Stack(h.layer_kinds, lambda kind: GemmaBlock(h, kind))
         self.final_norm = RMSNorm(h.hidden_size, h.norm_eps, unit_offset=True)
-        self.lm_head = LMHead(h.hidden_size, h.vocab_size, self.embed if h.tied else None, h.final_softcap, init_std=h.init_std)
+        if h.causal:
+            tied = self.embed if h.tied else None
+            self.lm_head = LMHead(h.hidden_size, h.vocab_size, tied, h.final_softcap, init_std=h.init_std)
