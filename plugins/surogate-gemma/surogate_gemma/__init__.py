@@ -11,3 +11,11 @@ def surogate_families(register):
 
     for family in families.FAMILIES:
         register(family.name, family)
+
+
+@hookimpl
+def surogate_chat_templates(register):
+    from .templates import TEMPLATES
+
+    for name, text in TEMPLATES.items():
+        register(name, text)
