@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from surogate_core import engine  # noqa: E402
 from surogate_core.bench.ceilings import measure_ceilings, wall_seconds  # noqa: E402
-from surogate_core.bench.presets import PRESETS, architecture  # noqa: E402
+from surogate_core.bench.presets import architecture, presets  # noqa: E402
 from surogate_core.bench.random_model import random_model  # noqa: E402
 from surogate_core.model import FrozenWeights  # noqa: E402
 from surogate_core.model.serving import ServingShape, serving_graph, serving_programs  # noqa: E402
@@ -39,7 +39,7 @@ PLACES = 128
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", default="llama-3.1-8b", choices=sorted(PRESETS))
+    parser.add_argument("--model", default="llama-3.1-8b", choices=sorted(presets()))
     parser.add_argument("--sequences", type=int, action="append", help="that decode; default: 1, 32 and 128")
     parser.add_argument("--position", type=int, default=640, help="of every sequence's token")
     parser.add_argument("--prompt", type=int, default=0, help="tokens of a prompt beside them, from position 0")

@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from surogate_core import engine  # noqa: E402
 from surogate_core.bench.ceilings import Ceilings, measure_ceilings, one_op, wall_seconds  # noqa: E402
 from surogate_core.bench.kernels import cost  # noqa: E402
-from surogate_core.bench.presets import PRESETS, architecture  # noqa: E402
+from surogate_core.bench.presets import architecture, presets  # noqa: E402
 from surogate_core.program import Program  # noqa: E402
 from surogate_core.program.program import Instruction, TensorEntry, dense_strides  # noqa: E402
 
@@ -35,7 +35,7 @@ LEAST_BYTES = 512 << 20
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", default="llama-3.1-8b", choices=sorted(PRESETS))
+    parser.add_argument("--model", default="llama-3.1-8b", choices=sorted(presets()))
     parser.add_argument("--tokens", type=int, default=4096)
     parser.add_argument("--sequence-len", type=int, default=2048, help="documents of attention")
     parser.add_argument("--rank", type=int, default=16)

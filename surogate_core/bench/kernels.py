@@ -10,14 +10,16 @@ from typing import Any
 
 from .. import engine, ops
 from ..ops.record import TensorType
-from ..plugins.manager import get_manager
 from ..program import Program
 from ..program.program import Instruction
 from ..weights.formats import byte_count
 from .ceilings import Ceilings
-from .presets import architecture
+from .presets import presets
 from .train import document_lengths
 from .workload import Workload, from_preset
+
+WIDE = 2048
+"""Width of the narrowest models that a GPU's kernels are told by."""
 
 _ROWS_ONLY = {"embedding": ("weight", "y"), "embedding_weight_grad": ("dweight", "dy"), "gather_rows": ("x", "y")}
 """Ops that touch only some rows of an operand (the first named): as many elements as the other operand has."""
@@ -141,12 +143,14 @@ def table(rows: dict[str, list[Row]], ceilings: Ceilings) -> str:
     return "\n".join(lines)
 
 
-def chosen_kernels(backend: str, preset: str = "llama-3.2-1b") -> dict[str, list[str]]:
+def chosen_kernels(backend: str, preset: str | None = None) -> dict[str, list[str]]:
     """For each op that training has, the kernels that would run on this machine, the one of most calls first: planned for
-    LoRA and for all weights of a preset, without allocating anything. {} where no installed family reads the preset."""
-    needed = set(architecture(preset)["architectures"])
-    if not any(needed & set(family.architectures) for family in get_manager().families.values()):
+    LoRA and for all weights of a preset, without allocating anything. None: the narrowest preset that is as wide as models are
+    on a GPU; {} where no installed family has one."""
+    wide = {name: config["hidden_size"] for name, config in presets().items() if config["hidden_size"] >= WIDE}
+    if preset is None and not wide:
         return {}
+    preset = preset or min(wide, key=lambda name: wide[name])
     counts: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
     for lora in (True, False):
         keys = {"backend": backend, "lora": lora, "sequence_len": 2048, "per_device_train_batch_size": 2,

@@ -19,8 +19,8 @@ bench = typer.Typer(cls=PluginGroup, help="Measure how fast this machine trains 
 
 Model = Annotated[
     str,
-    typer.Argument(metavar="MODEL", help="A preset (llama-3.1-8b, llama-3.2-3b, llama-3.2-1b, smollm2-135m, tiny) with random "
-                   "weights and random tokens, or the YAML file of a run."),
+    typer.Argument(metavar="MODEL", help="A preset (the architecture of a public model, as installed families have them) with "
+                   "random weights and random tokens, or the YAML file of a run."),
 ]
 Full = Annotated[bool, typer.Option("--full", help="Presets: train every weight instead of an adapter.")]
 Rank = Annotated[int | None, typer.Option("--lora-rank", min=1, help="Presets: rank of the adapter. Default: 16.")]
@@ -89,14 +89,15 @@ def keys(
 
 def plan(model: str, overrides: list[str], weights: str, documents: int, given: dict[str, Any]) -> Prepared:
     """The run that is measured: of a preset, or of a configuration file, where the options change its keys."""
-    from ..bench.presets import PRESETS
+    from ..bench.presets import presets
     from ..bench.workload import from_config, from_preset
 
-    if model in PRESETS:
+    known = presets()
+    if model in known:
         defaults = {"sequence_len": 2048, "lora_rank": 16}
         return from_preset(model, defaults | given, overrides, weights, documents)
     path = Path(model)
     if path.suffix not in (".yaml", ".yml"):
-        raise ConfigError(f"{model} is neither a preset nor a .yaml file", f"Presets: {', '.join(PRESETS)}.")
+        raise ConfigError(f"{model} is neither a preset nor a .yaml file", f"Presets: {', '.join(known) or 'none'}.")
     changed = [f"{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in given.items()]
     return from_config(path, [*changed, *overrides], "sft")

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from surogate_core.bench import ceilings, kernels, workload
+from surogate_core.bench import ceilings, kernels, presets, workload
 from surogate_core.bench.flops import ModelCost
-from surogate_core.bench.presets import PRESETS, architecture
+from surogate_core.bench.presets import architecture
 from surogate_core.bench.random_model import RandomWeights, random_model
 from surogate_core.bench.train import document_lengths
 from surogate_core.cli.app import app
@@ -116,13 +116,31 @@ def test_unknown_models_and_settings(tmp_path):
         architecture("x")
 
 
+def test_presets_are_those_of_installed_families(monkeypatch):
+    class Made:
+        def __init__(self, name):
+            self.name = name
+
+        def presets(self):
+            return {"acme-1b": {"hidden_size": 2048}}
+
+    both = SimpleNamespace(families={name: Made(name) for name in ("acme", "copycat")})
+    monkeypatch.setattr(presets, "get_manager", lambda: SimpleNamespace(families={"acme": both.families["acme"]}))
+    assert architecture("acme-1b") == {"hidden_size": 2048}
+    with pytest.raises(ConfigError, match="no preset is called 'tiny'"):
+        architecture("tiny")
+    monkeypatch.setattr(presets, "get_manager", lambda: both)
+    with pytest.raises(ConfigError, match="the families acme and copycat both have a preset called 'acme-1b'"):
+        presets.presets()
+
+
 def test_model_flops_are_the_published_ones():
     """100 % of a 777 TFLOP/s product at sequences of 2,048 would be 24.6k and 16.7k tokens/s for Llama-3.1-8B."""
-    cost = ModelCost.of(random_model(PRESETS["llama-3.1-8b"], families()), 2048)
+    cost = ModelCost.of(random_model(architecture("llama-3.1-8b"), families()), 2048)
     assert cost.matrix_weights == 32 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336) + 4096 * 128256
     assert cost.attention == ((4096, 0),) * 32
     assert [round(777e12 * 2048 / cost.flops(full, [2048]) / 1e3, 1) for full in (False, True)] == [24.6, 16.7]
-    tied = ModelCost.of(random_model(PRESETS["llama-3.2-1b"], families()), 2048)
+    tied = ModelCost.of(random_model(architecture("llama-3.2-1b"), families()), 2048)
     assert tied.matrix_weights == 16 * (2 * 2048 * 2048 + 2 * 2048 * 512 + 3 * 2048 * 8192) + 2048 * 128256
 
 

@@ -45,7 +45,7 @@ def server_of(model: str, options: Mapping[str, Any]) -> Iterator[tuple[str, flo
 
 
 def main() -> None:
-    from surogate_core.bench.presets import PRESETS
+    from surogate_core.bench.presets import presets
 
     from ..engine import EngineOptions
     from ..http.app import create_app
@@ -55,7 +55,7 @@ def main() -> None:
 
     name, options = sys.argv[1], EngineOptions(**json.loads(sys.argv[2]))
     listener = listen("127.0.0.1", 0)
-    model = ServedModel(name, _random(name), options) if name in PRESETS else ServedModel.open(Path(name), None, options)
+    model = ServedModel(name, _random(name), options) if name in presets() else ServedModel.open(Path(name), None, options)
     threading.Thread(target=_end_with_input, daemon=True).start()
     try:
         run(create_app({model.name: model}, Settings()), listener, lambda url: print(url, flush=True))

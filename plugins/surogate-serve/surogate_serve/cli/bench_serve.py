@@ -94,11 +94,12 @@ def _measure(url: str, path: str, api_key: str | None, load: Any, count: int, bu
 
 
 def _last_id(target: str) -> int:
-    from surogate_core.bench.presets import PRESETS
+    from surogate_core.bench.presets import presets
 
     from ..bench.load import LAST_ID
 
-    return min(LAST_ID, PRESETS[target]["vocab_size"]) if target in PRESETS else LAST_ID
+    known = presets()
+    return min(LAST_ID, known[target]["vocab_size"]) if target in known else LAST_ID
 
 
 def _counts(text: str) -> list[int]:
