@@ -65,7 +65,8 @@ class LLM:
     def __init__(
         self, path: str | Path, adapters: Mapping[str, str | Path] | None = None, options: EngineOptions = EngineOptions()
     ) -> None:
-        """path: a Hugging Face folder, a GGUF file, or a run's folder. adapters: PEFT folders by name. Raises SurogateError."""
+        """path: a Hugging Face folder, a GGUF file, or a run's folder. adapters: PEFT folders by name, beside a run's own, which
+        has the run's name. Raises SurogateError."""
         self.served = ServedModel.open(path, options=options, adapters=adapters)
 
     def generate(
@@ -74,11 +75,14 @@ class LLM:
     ) -> list[Answer]:
         """Goes on after each of ``prompts`` (texts, or their token ids; one by itself is a batch of one), all side by side.
 
-        fields: others of `Generation`, such as n, stop, logprobs. Raises `Refused` for a prompt that is not taken.
+        adapter: by name; None: a run's own where ``path`` was a run's folder, else none. The base's own name (`served.name`)
+        asks that without an adapter. fields: others of `Generation`, such as n, stop, logprobs. Raises `Refused` for a prompt
+        that is not taken.
         """
         given = [prompts] if _is_one(prompts) else list(prompts)
         tokenizer = self.served.tokenizer
         ids = [tokenizer.encode(each, add_special_tokens=True) if isinstance(each, str) else list(each) for each in given]
+        adapter = self._adapter(adapter)
         return self._answers([
             Generation(each, max_tokens=max_tokens, sampling=sampling, adapter=adapter, **fields) for each in ids
         ])
@@ -89,10 +93,11 @@ class LLM:
         template: Mapping[str, Any] | None = None, **fields: Any,
     ) -> list[Answer]:
         """The assistant's next turn in each conversation (one by itself is a batch of one). template: variables of the chat
-        template. Raises `Refused`."""
+        template; the others as in `generate`. Raises `Refused`."""
         given = list(conversations)
         given = [given] if given and isinstance(given[0], Mapping) else given
         prompts = [self.served.render(each, list(tools) if tools else None, **(template or {})) for each in given]
+        adapter = self._adapter(adapter)
         return self._answers([
             Generation(each.tokens, max_tokens=max_tokens, sampling=sampling, adapter=adapter, **fields) for each in prompts
         ])
@@ -107,6 +112,10 @@ class LLM:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+    def _adapter(self, name: str | None) -> str | None:
+        name = self.served.main[0] if name is None else name
+        return None if name == self.served.name else name
 
     def _answers(self, generations: Sequence[Generation]) -> list[Answer]:
         answers = [Answer(each.prompt, [Choice() for _ in range(each.n)]) for each in generations]

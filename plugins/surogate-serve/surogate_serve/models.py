@@ -36,7 +36,8 @@ from .types import Delta, Generation, Prompt, Refused
 
 class ServedModel:
     """``name``; ``created``: seconds since 1970; ``context``: tokens of prompt and answer together; ``tokenizer``;
-    ``adapters``: names of those that are loaded; ``parser``: of its answers; ``grammars``: of its tokens; ``dead``: why the
+    ``adapters``: names of those that are loaded; ``main``: the names that were asked for when it was opened, its own or those of
+    adapters (what a run made is its adapter, and its base comes with it); ``parser``: of its answers; ``grammars``: of its tokens; ``dead``: why the
     engine ended, or None.
 
     Opened by `open`, closed by `close`. `generate`, `embed`, `load_adapter` and `unload_adapter` are for coroutines, the others
@@ -45,10 +46,12 @@ class ServedModel:
 
     def __init__(
         self, name: str, model: LoadedModel, options: EngineOptions = EngineOptions(),
-        adapters: Mapping[str, str | Path] | None = None,
+        adapters: Mapping[str, str | Path] | None = None, main: Sequence[str] = (),
     ) -> None:
-        """Raises SurogateError where the model cannot be served here, and `Refused` for an adapter that cannot be loaded."""
+        """main: as the attribute; none: the model itself. Raises SurogateError where the model cannot be served here, and
+        `Refused` for an adapter that cannot be loaded."""
         self.name, self.created, self.options = name, int(time.time()), options
+        self.main = tuple(main) or (name,)
         self.tokenizer = model.tokenizer()
         self.dead: str | None = None
         adapters = adapters or {}
@@ -67,15 +70,15 @@ class ServedModel:
 
     @classmethod
     def open(
-        cls, path: str | Path, name: str | None = None, options: EngineOptions = EngineOptions(),
+        cls, path: str | Path | ModelPath, name: str | None = None, options: EngineOptions = EngineOptions(),
         adapters: Mapping[str, str | Path] | None = None,
     ) -> ServedModel:
         """path: a Hugging Face folder, a GGUF file, or a run's folder. name: as requests call it; None: the path's last part."""
-        place = ModelPath.of(path)
+        place = path if isinstance(path, ModelPath) else ModelPath.of(path, name)
         manager = get_manager()
         manager.load_kernels()
         model = LoadedModel.open(place.base, manager.families.values())
-        return cls(name or place.name, model, options, {**place.adapters, **(adapters or {})})
+        return cls(place.name, model, options, {**place.adapters, **(adapters or {})}, place.main)
 
     # -- asking --------------------------------------------------------------------------------------------------------
 
@@ -147,6 +150,11 @@ class ServedModel:
     @property
     def adapters(self) -> list[str]:
         return self._adapters.names
+
+    @property
+    def names(self) -> list[str]:
+        """All that it can be asked by, `main` first."""
+        return sorted([self.name, *self.adapters], key=lambda name: name not in self.main)
 
     def adapter_details(self) -> list[dict[str, object]]:
         return self._adapters.describe()
@@ -254,24 +262,34 @@ class Running:
             self.unfinished.discard(delta.choice)
 
 
+@dataclass
 class ModelPath:
-    """``base``: the weights. ``adapters``: that come with them, by name. ``name``."""
+    """``base``: the weights. ``name``: theirs. ``adapters``: that come with them, by name. ``main``: the names that were
+    asked for, that of the weights or those of adapters."""
 
-    def __init__(self, base: Path, name: str, adapters: Mapping[str, Path]) -> None:
-        self.base, self.name, self.adapters = base, name, adapters
+    base: Path
+    name: str
+    adapters: dict[str, Path]
+    main: list[str]
 
     @classmethod
-    def of(cls, path: str | Path) -> ModelPath:
-        """Of a folder, a file, or a run's folder, which has an adapter (named as the run, beside its base) or a model."""
+    def of(cls, path: str | Path, name: str | None = None) -> ModelPath:
+        """Of a folder, a file, or a run's folder, which has a model, or an adapter and then is that, beside its base under the
+        base's own name. name: None for the path's last part."""
         path = Path(path).expanduser()
-        name = path.resolve().name.removesuffix(".gguf")
+        name = name or _last_part(path)
         if (path / MODEL_FOLDER / "config.json").exists():
-            return cls(path / MODEL_FOLDER, name, {})
+            return cls(path / MODEL_FOLDER, name, {}, [name])
         for folder in (path / ADAPTER_FOLDER, path):
             if (folder / CONFIG_NAME).exists():
                 base = read_adapter_base(folder)
-                return cls(base, base.resolve().name.removesuffix(".gguf"), {name: folder})
-        return cls(path, name, {})
+                own = _last_part(base)
+                return cls(base, f"{name}:base" if own == name else own, {name: folder}, [name])
+        return cls(path, name, {}, [name])
+
+
+def _last_part(path: Path) -> str:
+    return path.resolve().name.removesuffix(".gguf")
 
 
 def read_adapter_base(folder: Path) -> Path:

@@ -13,10 +13,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from surogate_core.errors import ConfigError
 from surogate_core.export import export
 from surogate_core.generate import Decoder, installed_families
 from surogate_core.model import AppliedAdapter, FrozenWeights, LoadedModel
 from surogate_core.passes import RECIPES
+from surogate_serve import LLM
+from surogate_serve.cli.serve import places_of
 from surogate_serve.engine import EngineOptions
 from surogate_serve.models import ServedModel
 from surogate_serve.types import Generation, Refused, Sampling
@@ -211,19 +214,57 @@ def test_there_are_limits_and_models_without(tiny, adapter):
         without.close()
 
 
-def test_a_run_with_an_adapter_is_its_base_and_the_adapter(tiny, adapter, tmp_path):
-    run = tmp_path / "run"
-    shutil.copytree(adapter(1), run / "adapter")
-    config = json.loads((run / "adapter" / "adapter_config.json").read_text())
-    config["base_model_name_or_path"] = str(tiny)
-    (run / "adapter" / "adapter_config.json").write_text(json.dumps(config))
-    model = ServedModel.open(run, options=OPTIONS)
+@pytest.fixture
+def run_of(tiny, tmp_path):
+    """run_of(adapter, name): the folder of a run that made it."""
+
+    def make(folder: Path, name: str) -> Path:
+        run = tmp_path / name
+        shutil.copytree(folder, run / "adapter")
+        config = json.loads((run / "adapter" / "adapter_config.json").read_text())
+        config["base_model_name_or_path"] = str(tiny)
+        (run / "adapter" / "adapter_config.json").write_text(json.dumps(config))
+        return run
+
+    return make
+
+
+def test_names_of_runs_and_of_their_bases(tiny, adapter, run_of):
+    """What is named answers as it was trained; the base, opened once, has a name of its own."""
+    one, two, model = run_of(adapter(1), "one"), run_of(adapter(2), "two"), run_of(adapter(3), "model")
+
+    def names(paths: dict, adapters: dict | None = None) -> list[tuple]:
+        return [(place.name, sorted(place.adapters), place.main) for place in places_of(paths, adapters or {})]
+
+    assert names({None: one}) == [("model", ["one"], ["one"])]
+    assert names({"chosen": one}) == [("model", ["chosen"], ["chosen"])]
+    assert names({None: model}) == [("model:base", ["model"], ["model"])]
+    assert names({"one": one, "two": two}) == [("model", ["one", "two"], ["one", "two"])]
+    assert names({"one": one, "x": tiny}) == [("x", ["one"], ["one", "x"])]
+    assert names({"x": tiny, "one": one}, {"one": {"more": "/m"}}) == [("x", ["more", "one"], ["x", "one"])]
+    assert names({"x": tiny, "y": tiny}) == [("x", [], ["x"]), ("y", [], ["y"])]
+    assert names({"model": adapter(1).parent, "one": one}) == [("model", [], ["model"]), ("one:base", ["one"], ["one"])]
+    for paths, adapters in (({None: one}, {None: {"one": "/m"}}), ({"a": one, "b": two}, {"a": {"t": "/m"}, "b": {"t": "/n"}})):
+        with pytest.raises(ConfigError):
+            names(paths, adapters)
+
+
+def test_a_run_with_an_adapter_is_its_base_and_the_adapter(tiny, adapter, run_of):
+    model = ServedModel.open(run_of(adapter(1), "run"), options=OPTIONS)
     try:
-        assert (model.name, model.adapters) == ("model", ["run"])
+        assert (model.name, model.adapters, model.main, model.names) == ("model", ["run"], ("run",), ["run", "model"])
         assert asyncio.run(answer(model, "run")) == expected(tiny, adapter(1))
         assert np.isfinite(asyncio.run(model.embed([[1]]))).all()
     finally:
         model.close()
+
+
+def test_offline_a_run_answers_as_it_was_trained(tiny, adapter, run_of):
+    with LLM(run_of(adapter(1), "run"), options=OPTIONS) as llm:
+        tokens = [
+            llm.generate(PROMPT, max_tokens=12, ignore_eos=True, adapter=name)[0].tokens for name in (None, "run", "model")
+        ]
+    assert tokens == [expected(tiny, adapter(1))] * 2 + [expected(tiny, None)]
 
 
 @pytest.mark.parametrize("dtype", ["q8_0", "q4_1"])

@@ -88,7 +88,7 @@ class LocalModel:
 
         of_model = adapters_of(adapters, [path]).get(None)
         self._model = ServedModel.open(model_path(path), None, EngineOptions(max_sequences=1, **options), of_model)
-        self.names = [self._model.name, *self._model.adapters]
+        self.names = self._model.names
 
     async def answer(self, messages: list[dict[str, Any]], wishes: Wishes) -> AsyncGenerator[Piece, None]:
         from ..answers import answers

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,6 +15,7 @@ from surogate_core.errors import ConfigError
 if TYPE_CHECKING:
     from ..engine import EngineOptions
     from ..http.limits import Settings
+    from ..models import ModelPath
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1", "[::1]")
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
@@ -149,6 +150,7 @@ def _run(
     from ..http.app import create_app
     from ..http.server import listen, run
     from ..models import ServedModel
+    from ..types import Refused
 
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s %(levelname)s: %(message)s")
     if host not in LOOPBACK and not settings.api_keys:
@@ -156,18 +158,17 @@ def _run(
     listener = listen(host, port)
     opened: dict[str, Any] = {}
     try:
-        for index, (name, path) in enumerate(paths.items()):
-            share = 1.0 / (len(paths) - index)  # those that come later need memory too
-            model = ServedModel.open(path, name, replace(options, kv_share=share), adapters.get(name))
-            if model.name in opened:
-                model.close()
-                raise ConfigError(f"two models are named {model.name!r}", "Name them: NAME=PATH.")
-            opened[model.name] = model
+        places = places_of(paths, adapters)
+        for index, place in enumerate(places):
+            share = 1.0 / (len(places) - index)  # those that come later need memory too
+            opened[place.name] = model = ServedModel.open(place, options=replace(options, kv_share=share))
             if settings.parser is not None:
                 model.parser_named(settings.parser)
         app = create_app(opened, settings)
-        names = ", ".join(opened)
+        names = ", ".join(name for model in opened.values() for name in model.names)
         return run(app, listener, lambda url: typer.echo(f"serving {names} at {url}"))
+    except Refused as refused:
+        raise ConfigError(refused.message) from None
     finally:
         listener.close()
         for model in opened.values():
@@ -191,6 +192,42 @@ def named_models(given: Sequence[str]) -> dict[str | None, Path]:
             raise ConfigError(f"two models are named {name!r}", "Name them: NAME=PATH.")
         result[name or None] = model_path(path)
     return result
+
+
+def places_of(paths: Mapping[str | None, Path], adapters: Mapping[str | None, Mapping[str, str]]) -> list[ModelPath]:
+    """What is to be opened, each under names of its own. Runs of one base share it. Raises `SurogateError`."""
+    from ..models import ModelPath
+
+    places: list[ModelPath] = []
+    for given, path in paths.items():
+        place = ModelPath.of(path, given)
+        for name, folder in adapters.get(given, {}).items():
+            if name in place.adapters:
+                raise ConfigError(f"--adapter {name}: {path} has an adapter of this name", "Choose another name.")
+            place.adapters[name] = Path(folder)
+        if (same := next((each for each in places if _shared(each, place)), None)) is None:
+            places.append(place)
+        elif both := same.adapters.keys() & place.adapters.keys():
+            raise ConfigError(f"two adapters are named {min(both)!r}", "Name them: NAME=PATH.")
+        else:
+            same.name = place.name if place.name in place.main else same.name
+            same.adapters |= place.adapters
+            same.main += place.main
+    names = [name for place in places for name in place.main]
+    for place in places:
+        others = [each.name for each in places if each is not place]
+        if place.name not in place.main and place.name in (*names, *others):
+            place.name = f"{place.main[0]}:base"
+    names += [name for place in places for name in (place.name, *place.adapters) if name not in place.main]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise ConfigError(f"two models are named {twice!r}", "Name them: NAME=PATH.")
+    return places
+
+
+def _shared(one: ModelPath, other: ModelPath) -> bool:
+    """Whether both need the same weights, and at most one of them names these."""
+    named = one.name in one.main and other.name in other.main
+    return one.base.resolve() == other.base.resolve() and not named
 
 
 def adapters_of(given: Sequence[str], models: Sequence[str]) -> dict[str | None, dict[str, str]]:

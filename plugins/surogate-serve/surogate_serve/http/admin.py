@@ -62,6 +62,8 @@ class AdminRoute:
         return _answer({"models": {name: model.stats() for name, model in self._models.items()}})
 
     def _model(self, name: str | None) -> Any:
+        if name is None and len(self._models) == 1:
+            return next(iter(self._models.values()))
         chosen = resolve(self._models, name)
         if chosen.adapter is not None:
             raise Refused("an adapter belongs to a model, not to another adapter", param="model")

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from .limits import Settings
-from .requests import exchange_of, json_bytes, resolve
+from .requests import exchange_of, json_bytes, model_names, resolve
 
 
 def model_body(name: str, model: Any, adapter: str | None) -> dict[str, Any]:
@@ -34,8 +34,8 @@ class ModelsRoute:
 
     async def all(self, request: Request) -> Response:
         exchange_of(request).route = "/v1/models"
-        data = [model_body(name, model, None) for name, model in self._models.items()]
-        data += [model_body(name, model, name) for model in self._models.values() for name in model.adapters]
+        chosen = [resolve(self._models, name) for name in model_names(self._models)]
+        data = [model_body(each.name, each.model, each.adapter) for each in chosen]
         return Response(json_bytes({"object": "list", "data": data}), media_type="application/json")
 
     async def one(self, request: Request, name: str) -> Response:

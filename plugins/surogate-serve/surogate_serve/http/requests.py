@@ -115,11 +115,12 @@ class Chosen(NamedTuple):
 
 
 def resolve(models: Mapping[str, Any], name: str | None) -> Chosen:
-    """A model by its name, or an adapter by its own or as "model:adapter"; None: the one there is. Raises `Refused`."""
+    """A model by its name, or an adapter by its own or as "model:adapter"; None: the one that is served. Raises `Refused`."""
     if name is None:
-        if len(models) != 1:
+        main = [each for model in models.values() for each in model.main]
+        if len(main) != 1:
             raise Refused("this server has several models: name one", param="model")
-        (name,) = models
+        (name,) = main
     if name in models:
         return Chosen(name, models[name], None)
     for model in models.values():
@@ -132,8 +133,8 @@ def resolve(models: Mapping[str, Any], name: str | None) -> Chosen:
 
 
 def model_names(models: Mapping[str, Any]) -> list[str]:
-    """All that `resolve` finds, adapters after their model."""
-    return [name for base, model in models.items() for name in (base, *model.adapters)]
+    """All that `resolve` finds, of each model first what it was served for."""
+    return [name for model in models.values() for name in model.names]
 
 
 def parser_of(model: Any, settings: Settings) -> Any:

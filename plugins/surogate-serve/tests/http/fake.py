@@ -82,6 +82,7 @@ class FakeModel:
         self.parser = Parser(FORMATS[parser], self.tokenizer)
         self.grammars = Grammars(_Bytes(), 512, parser=self.parser)
         self.adapters: list[str] = []
+        self.main: tuple[str, ...] = (name,)
         self.dead: str | None = None
         self.script: Script = script or (lambda generation, choice: ["Hello", " there", "!"])
         self.delay = 0.0
@@ -173,6 +174,10 @@ class FakeModel:
 
     def adapter_details(self) -> list[dict[str, Any]]:
         return [{"name": name} for name in self.adapters]
+
+    @property
+    def names(self) -> list[str]:
+        return sorted([self.name, *self.adapters], key=lambda name: name not in self.main)
 
     async def load_adapter(self, name: str, path: str) -> None:
         if name not in self.adapters:

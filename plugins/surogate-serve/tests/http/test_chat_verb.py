@@ -20,7 +20,7 @@ THOUGHT = ["<think>", "Let", " me", " see", "</think>", "Four", "."]
 
 def local(model: FakeModel) -> LocalModel:
     partner = LocalModel.__new__(LocalModel)
-    partner._model, partner.names = model, [model.name, *model.adapters]
+    partner._model, partner.names = model, model.names
     return partner
 
 

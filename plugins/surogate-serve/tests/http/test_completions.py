@@ -9,6 +9,7 @@ import httpx
 import numpy as np
 import openai
 import pytest
+from fake import FakeModel
 
 
 def client(server, **options):
@@ -172,6 +173,21 @@ def test_models_and_adapters(server):
     assert caught.value.code == "model_not_found"
     client(server).completions.create(model="tuned", prompt="x")
     assert server.model.seen[-1].adapter == "tuned"
+
+
+def test_what_a_run_made_is_what_answers(serve):
+    """It is an adapter, and its base has a name of its own."""
+    server = serve(FakeModel("base"), admin_keys=("boss",))
+    server.model.adapters, server.model.main = ["run"], ("run",)
+    listed = client(server).models.list().data
+    assert [(each.id, each.parent) for each in listed] == [("run", "base"), ("base", None)]
+    asked = {"messages": [{"role": "user", "content": "Hi"}]}
+    for named, adapter in (({}, "run"), ({"model": "run"}, "run"), ({"model": "base"}, None)):
+        assert httpx.post(server.url + "/v1/chat/completions", json=named | asked).status_code == 200
+        assert server.model.seen[-1].adapter == adapter
+    body, boss = {"name": "more", "path": "/somewhere"}, {"x-api-key": "boss"}
+    assert httpx.post(server.url + "/admin/adapters", json=body, headers=boss).json()["model"] == "base"
+    assert [each.id for each in client(server).models.list().data] == ["run", "base", "more"]
 
 
 def test_adapter_administration(serve):
