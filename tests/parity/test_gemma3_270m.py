@@ -59,8 +59,8 @@ def logits(model, prompt, recipe="fp32") -> np.ndarray:
 
 
 @pytest.fixture(scope="module")
-def reference(path):
-    """transformers' model in fp32, from what llama.cpp's own Python package reads out of the file. The configuration is the
+def reference(model):
+    """transformers' model in fp32, of the file's blocks as llama.cpp's own Python package decodes them. The configuration is the
     published one: the file does not say all of it."""
     torch = pytest.importorskip("torch", reason="compares with transformers: pip install 'surogate-core[test]'")
     transformers = pytest.importorskip("transformers", reason="compares with transformers: pip install 'surogate-core[test]'")
@@ -69,14 +69,15 @@ def reference(path):
         num_key_value_heads=1, head_dim=256, max_position_embeddings=32768, sliding_window=512, query_pre_attn_scalar=256,
     )
     with torch.device("meta"):
-        model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32)
-    state = {hf_name(tensor.name): torch.tensor(hf_values(tensor)) for tensor in gguf.GGUFReader(path).tensors}
-    model.load_state_dict(state, strict=False, assign=True)
-    model.tie_weights()
-    model.model.rotary_emb = type(model.model.rotary_emb)(config)
-    model.model.embed_tokens.embed_scale = torch.tensor(640**0.5)
-    assert not [name for name, p in model.named_parameters() if p.is_meta]
-    return model.eval()
+        theirs = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32)
+    store = model.store
+    state = {hf_name(name): torch.tensor(hf_values(store.get(name))) for name in store.names()}
+    theirs.load_state_dict(state, strict=False, assign=True)
+    theirs.tie_weights()
+    theirs.model.rotary_emb = type(theirs.model.rotary_emb)(config)
+    theirs.model.embed_tokens.embed_scale = torch.tensor(640**0.5)
+    assert not [name for name, p in theirs.named_parameters() if p.is_meta]
+    return theirs.eval()
 
 
 def hf_name(name: str) -> str:
@@ -91,7 +92,7 @@ def hf_name(name: str) -> str:
 
 
 def hf_values(tensor) -> np.ndarray:
-    values = gguf.quants.dequantize(tensor.data, tensor.tensor_type).reshape(tuple(reversed(tensor.shape.tolist())))
+    values = gguf.quants.dequantize(tensor.data, gguf.GGMLQuantizationType[tensor.dtype.upper()]).reshape(tensor.shape)
     return values - 1 if values.ndim == 1 else values
 
 
