@@ -2,8 +2,10 @@
 
 Frequencies follow Su et al. 2021 (arXiv:2104.09864): inv_freq[i] = base^(-2i/R) for the R rotated dimensions. The scaled
 kinds are "linear" (positions / factor), "llama3" (Llama 3.1's smooth interpolation between wavelengths) and "yarn" (Peng
-et al. 2023, arXiv:2309.00071, with its attention factor); "factors" divides each frequency by a given number, which is how
-GGUF files carry what they have no name for.
+et al. 2023, arXiv:2309.00071, with its attention factor).
+"longrope" (Ding et al. 2024, arXiv:2402.13753) divides each by a given number, and has two sets of them: which one holds
+depends on the longest text that the table is for, so a program made for long contexts reads short texts with it as well.
+"factors" divides each frequency by a given number, which is how GGUF files carry what they have no name for.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-KINDS = ("default", "linear", "llama3", "yarn", "factors")
+KINDS = ("default", "linear", "llama3", "yarn", "longrope", "factors")
 
 
 @dataclass(frozen=True)
@@ -39,9 +41,9 @@ class RopeSpec:
         return self.scaling.get("rope_type", self.scaling.get("type", "default")) or "default"
 
 
-def inverse_frequencies(spec: RopeSpec) -> tuple[np.ndarray, float]:
-    """float64 [R/2] angles per position, and the factor that cos and sin are multiplied by. ValueError: unknown kind or
-    a missing setting."""
+def inverse_frequencies(spec: RopeSpec, num_positions: int = 0) -> tuple[np.ndarray, float]:
+    """float64 [R/2] angles per position, and the factor that cos and sin are multiplied by. num_positions: the longest text,
+    0 for one within the original context. ValueError: unknown kind or a missing setting."""
     dims, scaling = spec.dims, spec.scaling
     plain = spec.base ** (-np.arange(0, dims, 2, dtype=np.float64) / dims)
     if spec.kind == "default":
@@ -50,6 +52,8 @@ def inverse_frequencies(spec: RopeSpec) -> tuple[np.ndarray, float]:
         raise ValueError(f"rope_type {spec.kind!r} is not known; known are {', '.join(KINDS)}")
     if spec.kind == "factors":
         return plain / np.asarray(scaling["factors"], np.float64), float(scaling.get("attention_factor") or 1.0)
+    if spec.kind == "longrope":
+        return _longrope(spec, plain, num_positions)
     factor = _setting(scaling, "factor", spec.kind)
     if spec.kind == "linear":
         return plain / factor, 1.0
@@ -72,6 +76,21 @@ def _llama3(plain: np.ndarray, factor: float, scaling: Mapping[str, Any]) -> np.
     smooth = np.clip((original / wavelength - low) / (high - low), 0.0, 1.0)
     blended = (1 - smooth) * plain / factor + smooth * plain
     return np.where(wavelength > original / low, plain / factor, np.where(wavelength < original / high, plain, blended))
+
+
+def _longrope(spec: RopeSpec, plain: np.ndarray, num_positions: int) -> tuple[np.ndarray, float]:
+    scaling = spec.scaling
+    original = _setting(scaling, "original_max_position_embeddings", "longrope")
+    sets = {}
+    for name in ("short_factor", "long_factor"):
+        sets[name] = np.asarray(scaling.get(name) or (), np.float64)
+        if sets[name].shape != plain.shape:
+            raise ValueError(f"rope_scaling of type 'longrope' needs {name!r}, a number for each of {len(plain)} frequencies")
+    factor = float(scaling.get("factor") or (spec.max_position or original) / original)
+    magnitude = scaling.get("attention_factor")
+    if magnitude is None:
+        magnitude = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+    return plain / sets["long_factor" if num_positions > original else "short_factor"], float(magnitude)
 
 
 def _yarn(spec: RopeSpec, plain: np.ndarray, factor: float) -> tuple[np.ndarray, float]:
@@ -113,6 +132,6 @@ def rope_table(spec: RopeSpec, num_positions: int) -> np.ndarray:
     Angles are float32 products of a float32 position and a float32 frequency, as every training stack forms them: at
     long positions the rounding of the angle is part of the model.
     """
-    frequencies, factor = inverse_frequencies(spec)
+    frequencies, factor = inverse_frequencies(spec, num_positions)
     angles = np.arange(num_positions, dtype=np.float32)[:, None] * frequencies.astype(np.float32)[None, :]
     return np.stack([np.cos(angles), np.sin(angles)], axis=-1).astype(np.float32) * np.float32(factor)

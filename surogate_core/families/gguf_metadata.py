@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ..dsl.rope import RopeSpec, inverse_frequencies
 from ..errors import WeightError
 from .decoder import DecoderHyperparameters
-from .rope_factors import needs_factors
+from .rope_factors import LONGROPE_TENSORS, needs_factors
 
 if TYPE_CHECKING:
     from ..weights.store import WeightStore
@@ -58,16 +58,19 @@ class GGUFMetadata:
             scaling = {"rope_type": "factors", "factors": tuple(float(f) for f in factors)}
             return scaling if magnitude == 1.0 else {**scaling, "attention_factor": magnitude}
         kind = store.config.get(prefix + "type", "none")
+        original = int(store.config.get(prefix + "original_context_length", store.config[f"{self.arch}.context_length"]))
+        if kind == "longrope" or any(name in store for name in LONGROPE_TENSORS.values()):
+            sets = {key: tuple(store.get(name).to_f32().tolist()) for key, name in LONGROPE_TENSORS.items()}
+            return {"rope_type": "longrope", **sets, "original_max_position_embeddings": original, "attention_factor": magnitude}
         if kind == "none":
             return {}
         if kind not in ("linear", "yarn"):
-            raise WeightError(f"{store.path}: {prefix}type {kind!r} is not known; known are none, linear, yarn")
+            raise WeightError(f"{store.path}: {prefix}type {kind!r} is not known; known are none, linear, yarn, longrope")
         if prefix + "factor" not in store.config:
             raise WeightError(f"{store.path}: metadata lacks {prefix}factor, which {prefix}type {kind!r} needs")
         scaling = {"rope_type": kind, "factor": float(store.config[prefix + "factor"])}
         if kind == "yarn":
-            original = store.config.get(prefix + "original_context_length", store.config[f"{self.arch}.context_length"])
-            scaling["original_max_position_embeddings"] = int(original)
+            scaling["original_max_position_embeddings"] = original
             if magnitude != 1.0:
                 scaling["attention_factor"] = magnitude * _usual_yarn_magnitude(scaling["factor"])
         return scaling
@@ -124,7 +127,10 @@ def write_gguf_decoder(h: DecoderHyperparameters, arch: str) -> dict[str, Any]:
 def _written_scaling(spec: RopeSpec, prefix: str) -> dict[str, Any]:
     magnitude = inverse_frequencies(spec)[1]
     metadata: dict[str, Any] = {}
-    if not needs_factors(spec) and spec.kind != "default":
+    if spec.kind == "longrope":
+        original = int(spec.scaling["original_max_position_embeddings"])
+        metadata = {prefix + "type": spec.kind, prefix + "original_context_length": original}
+    elif not needs_factors(spec) and spec.kind != "default":
         if spec.kind not in ("linear", "yarn"):
             raise WeightError(f"GGUF has no name for rotary scaling of type {spec.kind!r}")
         factor = float(spec.scaling["factor"])

@@ -92,8 +92,10 @@ class HFConfig:
                 f"config.json: {key} has rope_type {rope['rope_type']!r}, which is not known here; known are "
                 f"{', '.join(ROPE_TYPES)}"
             )
-        if rope["rope_type"] in ("llama3", "yarn"):
+        if rope["rope_type"] in ("llama3", "yarn", "longrope"):
             rope.setdefault("original_max_position_embeddings", max_positions)
+            if self.config.get("original_max_position_embeddings"):  # where some families say it, which then holds
+                rope["original_max_position_embeddings"] = self.config["original_max_position_embeddings"]
         partial = float(rope.pop("partial_rotary_factor", None) or self.config.get("partial_rotary_factor") or 1.0)
         base = float(rope.pop("rope_theta", None) or self.config.get("rope_theta") or base)
         fields = {"rope_base": base, "rope_dims": int(head_dim * partial),

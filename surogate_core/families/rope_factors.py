@@ -11,6 +11,7 @@ from ..dsl.rope import RopeSpec, inverse_frequencies
 # Llama 3.1 and 3.3 scale by 8, 3.2 by 32; they share everything else.
 _KNOWN_FACTORS = (8.0, 32.0)
 _LLAMA3 = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+LONGROPE_TENSORS = {"long_factor": "rope_factors_long.weight", "short_factor": "rope_factors_short.weight"}
 
 
 def needs_factors(spec: RopeSpec) -> bool:
@@ -23,7 +24,9 @@ def needs_factors(spec: RopeSpec) -> bool:
 
 
 def rope_factor_tensors(spec: RopeSpec) -> dict[str, np.ndarray]:
-    """The tensor of a GGUF file that says what its metadata cannot: none for most models."""
+    """The tensors of a GGUF file that say what its metadata cannot: none for most models."""
+    if spec.kind == "longrope":
+        return {name: np.asarray(spec.scaling[key], np.float32) for key, name in LONGROPE_TENSORS.items()}
     return {"rope_freqs.weight": frequency_factors(spec)} if needs_factors(spec) else {}
 
 

@@ -21,9 +21,9 @@ from .tiny import VARIANTS
 
 @dataclass(frozen=True)
 class LlamaHyperparameters(DecoderHyperparameters):
-    """kinds: of each layer, see `layers`. window: how many tokens back (itself included) a token of a sliding layer sees; 0:
-    there is none. embed_scale and residual_scale: factors of the embedding's rows and of what each half of a layer adds.
-    logit_divisor: of the logits. attention_scale: of the attention's logits, None for 1 / sqrt(head_dim)."""
+    """kinds: of each layer, see `layers`. window: how many tokens back (itself included) a token of a sliding layer sees;
+    0 where no layer slides. embed_scale and residual_scale: factors of the embedding's rows and of what each half of a
+    layer adds. logit_divisor: of the logits. attention_scale: of the attention's logits, None for 1 / sqrt(head_dim)."""
 
     kinds: tuple[str, ...] = ()
     window: int = 0

@@ -74,9 +74,11 @@ def write_layers(h: LlamaHyperparameters, family: LlamaFamily) -> dict[str, Any]
     """Keys of config.json. WeightError for what the family's architecture cannot say."""
     switches = family.switches
     sliding, nope = [is_sliding(kind) for kind in h.kinds], [is_nope(kind) for kind in h.kinds]
-    unsaid = any(sliding) if switches.windows == "no" else switches.windows == "all" and any(sliding) and not all(sliding)
+    mixed = any(sliding) and not all(sliding)
+    unsaid = any(sliding) if switches.windows == "no" else mixed and switches.windows == "all"
     if unsaid or (any(nope) and not switches.nope):
-        raise WeightError(f"{family.architectures[0]} has no setting for layers of kinds {', '.join(dict.fromkeys(h.kinds))}")
+        kinds = ", ".join(dict.fromkeys(h.kinds))
+        raise WeightError(f"{family.architectures[0]} has no setting for layers of kinds {kinds}")
     if switches.windows == "no":
         return {}
     config: dict[str, Any] = {"sliding_window": h.window or None}

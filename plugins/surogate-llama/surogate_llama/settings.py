@@ -62,11 +62,11 @@ def read_gguf(store, switches: Switches) -> dict[str, Any]:
     rope = metadata.rope(fields["head_dim"])
     if rope["rope_dims"] != fields["head_dim"]:
         raise WeightError(
-            f"{store.path}: {metadata.arch}.rope.dimension_count {rope['rope_dims']} must be the head's {fields['head_dim']}; "
-            "how rows of q and k are ordered otherwise is not agreed on"
+            f"{store.path}: {metadata.arch}.rope.dimension_count {rope['rope_dims']} must be the head's "
+            f"{fields['head_dim']}; how rows of q and k are ordered otherwise is not agreed on"
         )
     if switches.gguf == "granite" and not metadata.get("rope.scaling.finetuned", True):
-        raise WeightError(f"{store.path}: granite.rope.scaling.finetuned is false: a model without positions, not known here")
+        raise WeightError(f"{store.path}: granite.rope.scaling.finetuned is false: a model without positions")
     window = int(metadata.get("attention.sliding_window", 0))
     scales = switches.multipliers.gguf if switches.multipliers else {}
     return {

@@ -31,9 +31,8 @@ class Switches:
     defaults: what `transformers` takes for keys that a config.json leaves out.
     biases: the keys that give q, k and v a bias, o one, and the MLP one; None where the family has none.
     windows: which layers see a window only: "no" layer, "all" where there is a sliding_window, or those of "layer_types".
-    full_every: with "layer_types", where the key is left out: every how many layers one sees everything, from the first on; 0:
-    none does.
-    nope: layers may go without positions (no_rope_layers), and are then the ones that slide where layer_types is left out.
+    full_every: where "layer_types" is left out: every how many layers one sees everything, from the first on; 0: none.
+    nope: layers may go without positions (no_rope_layers); these slide where layer_types is left out.
     rope_base: where no rope_theta is given.
     gguf: the architecture of GGUF files that are written.
     only: other keys that the family's `transformers` or own code looks at, and the values that mean "not so".

@@ -93,7 +93,7 @@ def test_what_config_json_leaves_out_is_what_transformers_takes():
     ({"sliding_window": 128}, "sliding_window is 128"),
     ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config is"),
     ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "rope_type 'dynamic'.*known are default, linear, llama3, yarn"),
-    ({"rope_scaling": {"type": "longrope"}}, "rope_type 'longrope'"),
+    ({"rope_scaling": {"type": "longrope"}}, "needs 'short_factor'"),
     ({"rope_scaling": {"rope_type": "linear"}}, "needs 'factor'"),
     ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0}}, "needs 'high_freq_factor'"),
     ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "differs by layer"),
@@ -203,7 +203,8 @@ def test_factors_that_are_not_llama3_are_kept_in_gguf_and_refused_in_config_json
     ({"llama.attention.head_count": [4, 4]}, "attention.head_count is .*not one number"),
     ({"llama.expert_count": 8}, "mixture of experts"),
     ({"llama.rope.dimension_count": 8}, "rope.dimension_count 8"),
-    ({"llama.rope.scaling.type": "longrope", "llama.rope.scaling.factor": 2.0}, "'longrope' is not known"),
+    ({"llama.rope.scaling.type": "ntk", "llama.rope.scaling.factor": 2.0}, "'ntk' is not known"),
+    ({"llama.rope.scaling.type": "longrope"}, "no tensor 'rope_factors_long.weight'"),
     ({"llama.rope.scaling.type": "linear"}, "lacks llama.rope.scaling.factor"),
     ({"general.architecture": "gpt2"}, "'gpt2' belongs to no installed family"),
 ])  # fmt: skip

@@ -1,4 +1,4 @@
-"""Llama's published relatives: what they leave out, what they refuse, and the arithmetic of those without a variant of their own."""
+"""Llama's published relatives: what they leave out and refuse, and the arithmetic of those without a variant."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ CWM = {**LLAMA, "architectures": ["CwmForCausalLM"], "model_type": "cwm", "slidi
 IQUEST = {**LLAMA, "architectures": ["IQuestCoderForCausalLM"], "model_type": "iquestcoder"}
 MINICPM = {**LLAMA, "architectures": ["MiniCPMForCausalLM"], "model_type": "minicpm", "scale_emb": 12, "scale_depth": 1.4,
            "dim_model_base": 16, "hidden_act": "silu"}
-TINY = {"smollm3": SMOLLM3, "granite": GRANITE, "ministral": MINISTRAL, "cwm": CWM, "iquestcoder": IQUEST, "minicpm": MINICPM}
+TINY = {"smollm3": SMOLLM3, "granite": GRANITE, "ministral": MINISTRAL, "cwm": CWM, "iquestcoder": IQUEST,
+        "minicpm": MINICPM}
 _WRITTEN_ALWAYS = ("architectures", "model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
                    "num_attention_heads", "head_dim")
 
@@ -50,7 +51,7 @@ def test_what_config_json_leaves_out_is_what_transformers_takes(name):
 @pytest.mark.parametrize(("name", "change", "says"), [
     ("smollm3", {"no_rope_layers": [1]}, "not a 0 or 1 for each of 2 layers"),
     ("smollm3", {"no_rope_layers": [1, 2]}, "not a 0 or 1"),
-    ("smollm3", {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 8}, "no sliding_window is set and in use"),
+    ("smollm3", {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 8}, "no sliding_window is set"),
     ("smollm3", {"layer_types": ["full_attention"]}, "names 1 layers"),
     ("ministral", {"sliding_window": None}, "no sliding_window is set and in use"),
     ("ministral", {"layer_types": ["full_attention", "chunked_attention"]}, "has 'chunked_attention'"),
@@ -83,7 +84,7 @@ def test_no_gguf_for_layers_that_it_cannot_tell_apart(name, change, says):
 def test_a_family_of_known_parts_is_that_of_transformers(tmp_path, name):
     reference = random_reference(TINY[name], seed=5)
     reference.save_pretrained(tmp_path)
-    saved = json.loads((tmp_path / "config.json").read_text())  # transformers calls what it saves after the class that it uses
+    saved = json.loads((tmp_path / "config.json").read_text())  # "architectures" is the class that transformers uses
     (tmp_path / "config.json").write_text(json.dumps({**saved, "architectures": TINY[name]["architectures"]}))
     parity = Parity.of(BY_NAME[name], reference, tmp_path, seed=5)
     assert parity.logits_error() < 2e-5
@@ -92,8 +93,7 @@ def test_a_family_of_known_parts_is_that_of_transformers(tmp_path, name):
 
 @pytest.fixture
 def minicpm(tmp_path) -> Parity:
-    """transformers' Granite with the multipliers that MiniCPM's paper gives (arXiv:2404.06395, table 1), and its files under
-    MiniCPM's names."""
+    """transformers' Granite with the multipliers of MiniCPM (arXiv:2404.06395), and its files under MiniCPM's names."""
     config = {**GRANITE, "embedding_multiplier": 12.0, "residual_multiplier": 1.4 / 2**0.5, "logits_scaling": 64 / 16,
               "attention_multiplier": 16**-0.5, "tie_word_embeddings": True}
     reference = random_reference(config, seed=7)
