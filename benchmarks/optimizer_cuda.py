@@ -116,7 +116,7 @@ def _fill(program: Program, name: str, parameters: int, piece: int) -> None:
         program.tensors.append(TensorEntry(part, name, byte_count(dtype, (first,)), dtype, (count,), (1,)))
         program.tensors.append(TensorEntry(drawn, source, 4 * shift, "f32", (count,), (1,)))
         attrs = (("factor", SPREADS[name]), ("out_dtype", dtype))
-        program.instructions.append(Instruction("scale", (drawn,), (part,), attrs))
+        program.instructions.append(Instruction("scale", (drawn, None), (part,), attrs))
 
 
 def open_filled(program: Program, backend: str) -> Session:

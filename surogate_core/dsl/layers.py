@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import numpy as np
+
+from ..ir.graph import BUFFER
 from .module import Module, Parameter
 from .tensor import Tensor
 
@@ -19,9 +22,12 @@ class Embedding(Module):
 
 
 class Linear(Module):
-    """y = x W^T + b, weight [out, in]; ``role`` names the layer to LoRA, quantisation and sharding."""
+    """y = x W^T + b, weight [out, in]; ``role`` names the layer to LoRA, quantisation and sharding; None: they let it
+    be."""
 
-    def __init__(self, in_features: int, out_features: int, role: str, bias: bool = False, init_std: float = 0.02) -> None:
+    def __init__(
+        self, in_features: int, out_features: int, role: str | None, bias: bool = False, init_std: float = 0.02
+    ) -> None:
         self.weight = Parameter((out_features, in_features), role, init_std)
         self.bias = Parameter((out_features,), "bias", 0.0) if bias else None
 
@@ -31,16 +37,28 @@ class Linear(Module):
 
 
 class RMSNorm(Module):
-    """y = x / rms(x) * (weight + unit_offset), computed in fp32 whatever the recipe (role "norm")."""
+    """y = x / rms(x) * (weight + unit_offset), computed in fp32 whatever the recipe (role "norm"). weight: whether there is
+    one."""
 
-    def __init__(self, dim: int, eps: float, unit_offset: bool = False) -> None:
-        self.weight = Parameter((dim,), "norm", 0.0 if unit_offset else None)
-        self.eps, self.unit_offset = eps, int(unit_offset)
+    def __init__(self, dim: int, eps: float, unit_offset: bool = False, weight: bool = True) -> None:
+        self.weight = Parameter((dim,), "norm", 0.0 if unit_offset else None) if weight else None
+        self.dim, self.eps, self.unit_offset = dim, eps, int(unit_offset)
 
     def forward(self, x: Tensor) -> Tensor:
-        y, _ = self.context.op("rms_norm", x, self.traced("weight"), eps=self.eps, unit_offset=self.unit_offset,
+        weight = self.traced("weight") or self.context.constant(f"ones_{self.dim}", np.ones(self.dim))
+        y, _ = self.context.op("rms_norm", x, weight, eps=self.eps, unit_offset=self.unit_offset,
                                out_dtype="compute", label="norm")
         return y
+
+
+class Scalar(Module):
+    """y = weight * x, weight [1] a number of the checkpoint that is not trained (role "buffer")."""
+
+    def __init__(self) -> None:
+        self.weight = Parameter((1,), BUFFER)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.context.op("scale", x, self.traced("weight"), out_dtype=x.dtype, role=x.value.role, label="scaled")
 
 
 class LMHead(Module):

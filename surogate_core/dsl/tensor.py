@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,11 +13,13 @@ from .rope import RopeSpec, rope_table
 
 
 class Context:
-    """Where tracing stands: the graph, the region nodes go to, and the batch inputs that layers share."""
+    """Where tracing stands: the graph, the region nodes go to, what layers hand on beside x, and the batch inputs that they
+    share."""
 
     def __init__(self, graph: Graph, max_positions: int) -> None:
         self.graph, self.max_positions = graph, max_positions
         self.region: Region = graph.prologue
+        self.flow = Flow()
         self._rope_specs: list[RopeSpec] = []
 
     @property
@@ -61,6 +63,30 @@ class Context:
 
     def constant(self, name: str, array: np.ndarray) -> Tensor:
         return Tensor(self, self.graph.constant(name, array))
+
+
+class Flow:
+    """Values that layers hand on by name. Reading gives what the prologue or an earlier layer set last under the name; what a
+    layer sets, later layers read. A value goes no further than to its last reader."""
+
+    def __init__(self, take: Callable[[str], Tensor] | None = None) -> None:
+        """take: gives what a layer is handed under a name, at the first read. None: nothing."""
+        self._take = take
+        self.taken: dict[str, Tensor] = {}
+        self.given: dict[str, Tensor] = {}
+
+    def __getitem__(self, name: str) -> Tensor:
+        """Raises ValueError where nothing before has set ``name``."""
+        if name in self.given:
+            return self.given[name]
+        if name not in self.taken:
+            if self._take is None:
+                raise ValueError(f"nothing before hands on {name!r}")
+            self.taken[name] = self._take(name)
+        return self.taken[name]
+
+    def __setitem__(self, name: str, value: Tensor) -> None:
+        self.given[name] = value
 
 
 class Tensor:

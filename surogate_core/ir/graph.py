@@ -23,6 +23,9 @@ weight; storage that outlives a step (a KV cache); anything a node computes."""
 
 PROLOGUE, EPILOGUE = "prologue", "epilogue"
 
+BUFFER = "buffer"
+"""The role of parameters that checkpoints have and that are never trained."""
+
 
 @dataclass(eq=False)
 class Value:

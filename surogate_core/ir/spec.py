@@ -20,9 +20,11 @@ def check(graph: Graph) -> Graph:
     """Raises SpecError unless every rule below holds; returns the graph.
 
     1. Each node's op exists, with its operands and attributes complete, and its outputs have the types `infer` gives.
-    2. A value is defined once, and before it is used; backward nodes also see their region's forward values.
+    2. A value is defined once, and before it is used; backward nodes also see their region's forward values, and all
+       regions the parameters of the prologue.
     3. Read-write outputs are gradients, states or other storage that exists; all other outputs are fresh activations.
-    4. Layers hand on what they take: carried values agree in type between all regions of the stack.
+    4. Layers hand on what the next ones take: carried values agree in number and type, and what a backward list reads of
+       gradients that the next ones hand back, they do hand back.
     5. Gradients have the shape of what they belong to.
     6. Views, slices and joins fit what they place. A value is joined once, and what is one of several slices or joined
        values is made and read by ops that take operands whose rows lie apart, also where another region makes it.
@@ -58,6 +60,7 @@ def _fail(graph: Graph, message: str) -> NoReturn:
 
 def _check_region(graph: Graph, region: Region) -> None:
     defined: set[Value] = {*region.carry_in, *region.params.values(), *region.joined.values(), *region.states.values()}
+    defined |= set(graph.prologue.params.values())
     defined |= {half for widened in region.widened.values() for half in (widened.whole, widened.turned)}
     defined |= {v for v in graph.inputs.values()} | {v for v, _ in graph.constants.values()}
     for node in region.forward:
@@ -195,14 +198,20 @@ def _handed_to_joins(graph: Graph) -> dict[str, set[Value]]:
 
 
 def _check_carries(graph: Graph) -> None:
+    """Rule 4."""
     if not graph.layers:
         return
-    flowing = [v.type for v in graph.prologue.carry_out]
+    before = graph.prologue
     for name in [*graph.layers, graph.epilogue.name]:
         region = graph.regions[name]
+        flowing = [v.type for v in before.carry_out]
         if [v.type for v in region.carry_in] != flowing:
             _fail(graph, f"region {name} takes {[v.type for v in region.carry_in]}, is handed {flowing}")
-        flowing = [v.type for v in region.carry_out]
+        read = {v for n in before.backward for v in n.inputs} | set(before.grad_out)
+        for wanted, made in zip(before.grad_in, region.grad_out):
+            if made is None and wanted in read:
+                _fail(graph, f"region {before.name} reads {wanted!r}, which region {name} doesn't hand back")
+        before = region
 
 
 __all__ = ["SpecError", "check"]

@@ -9,7 +9,7 @@ from typing import Any
 from .. import engine
 from ..dsl import trace
 from ..errors import TrainingError
-from ..ir.graph import Graph
+from ..ir.graph import BUFFER, Graph
 from ..passes import (
     LoraSpec, Recipe, autodiff, dead_code, fuse, fuse_low_rank, fuse_projections, lora, paged_kv, precision, recompute,
     widen_products, widened_names,
@@ -87,7 +87,7 @@ def training_program(
         else:
             for region in graph.ordered_regions():
                 for value in region.params.values():
-                    value.trainable = True
+                    value.trainable = value.role != BUFFER
         if join_projections:
             fuse_projections(graph, weights.dtypes(graph), _joins_adapters(adapter))
         fuse(autodiff(graph))

@@ -53,21 +53,38 @@ ADD = Op(
 )
 
 
+def infer_scale(inputs, attrs):
+    x, by = inputs
+    require(by is None or (by.shape == (1,) and by.dtype == "f32"), f"scale: by is f32 [1], not {by}")
+    return _like_first([x], attrs)
+
+
 def vjp_scale(b, node, grads):
-    (x,) = node.inputs
-    return (b.op("scale", grads[0], factor=node.attrs["factor"], out_dtype=x.dtype),)
+    x, by = node.inputs
+    if b.needs_grad(by):
+        raise ValueError("scale: there is no gradient to the factor that it reads")
+    return b.op("scale", grads[0], by, factor=node.attrs["factor"], out_dtype=x.dtype), None
+
+
+def samples_scale(rng) -> list[Sample]:
+    cases = _samples(rng, {"factor": -1.625})
+    for i, case in enumerate(cases):
+        case.inputs["by"] = rng.standard_normal(1) if i % 2 else None
+    return cases
 
 
 SCALE = Op(
     name="scale",
-    doc="y = factor * x.",
-    inputs=(Operand("x", "[...]"),),
+    doc="y = factor * x, or factor * by[0] * x.",
+    inputs=(Operand("x", "[...]"), Operand("by", "f32 [1]", optional=True)),
     outputs=(Operand("y", "[...]"),),
     attrs={"factor": Attr(float, 1.0, "the factor"), "out_dtype": OUT_DTYPE},
-    infer=_like_first,
-    reference=lambda inputs, attrs, initial: [attrs["factor"] * inputs["x"]],
+    infer=infer_scale,
+    reference=lambda inputs, attrs, initial: [
+        attrs["factor"] * inputs["x"] * (1.0 if inputs["by"] is None else inputs["by"][0])
+    ],
     vjp=vjp_scale,
-    samples=lambda rng: _samples(rng, {"factor": -1.625}),
+    samples=samples_scale,
     in_place=0,
     rows_apart=("y",),
     differentiable=("x",),

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..ir.builder import SLICE, Builder
-from ..ir.graph import PARAM, STATE, Graph, Node, Region, Value
+from ..ir.graph import STATE, Graph, Node, Region, Value
 from ..ir.spec import check
 
 WEIGHT = 1
@@ -42,11 +42,12 @@ def adapter_bank(graph: Graph, spec: BankSpec) -> Graph:
             if node.op == SLICE and node.inputs[0] in sliced:
                 product = sliced[node.inputs[0]]
                 _add(graph, region, node, product.inputs[0], _part_at(product, node.attrs["start"]), spec)
-            elif node.op == "linear" and node.inputs[WEIGHT].kind == PARAM and node.inputs[WEIGHT].role is not None:
-                if node.inputs[WEIGHT].parts:
+            elif node.op == "linear" and node.inputs[WEIGHT].role is not None:
+                weight = node.inputs[WEIGHT]
+                if weight.parts:
                     sliced[node.outputs[0]] = node
-                else:
-                    _add(graph, region, node, node.inputs[0], node.inputs[WEIGHT], spec)
+                elif region.params.get(weight.name) is weight:
+                    _add(graph, region, node, node.inputs[0], weight, spec)
     return check(graph.record("adapter_bank"))
 
 

@@ -23,27 +23,38 @@ def autodiff(graph: Graph) -> Graph:
     """
     if not any(v.trainable for r in graph.ordered_regions() for v in r.params.values()):
         raise ValueError("autodiff: no parameter is trainable; choose LoRA target modules or full fine-tuning")
-    layers_learn = any(v.trainable for r in graph.layer_regions() for v in r.params.values())
-    prologue_needs = _needs(graph.prologue, False)
-    carry = layers_learn or any(v in prologue_needs for v in graph.prologue.carry_out)
-
+    learned = _learned(graph)
     loss = graph.outputs["loss"]
     seed = graph.constant("one", np.ones(1, np.float32))
-    _differentiate(graph, graph.epilogue, _needs(graph.epilogue, carry), {loss: [seed]})
+    _differentiate(graph, graph.epilogue, learned[graph.epilogue], {loss: [seed]})
     for region in graph.layer_regions():
-        _differentiate(graph, region, _needs(region, carry), _carry_seeds(graph, region))
-    if any(v in prologue_needs for v in graph.prologue.carry_out):
-        _differentiate(graph, graph.prologue, prologue_needs, _carry_seeds(graph, graph.prologue))
+        _differentiate(graph, region, learned[region], _carry_seeds(graph, region))
+    if any(v in learned[graph.prologue] for v in graph.prologue.carry_out):
+        _differentiate(graph, graph.prologue, learned[graph.prologue], _carry_seeds(graph, graph.prologue))
     return check(graph.record("autodiff"))
 
 
-def _needs(region: Region, carry: bool) -> set[Value]:
-    """Values that something trainable lies upstream of."""
-    needs = {v for v in (*region.params.values(), *region.joined.values()) if v.trainable}
-    if carry:
-        needs |= set(region.carry_in)
+def _learned(graph: Graph) -> dict[Region, set[Value]]:
+    """By region, the values that something trainable lies upstream of, in one of its layers at least."""
+    learned = {region: _needs(region, set()) for region in graph.ordered_regions()}
+    order = [graph.prologue, *(graph.regions[name] for name in graph.layers), graph.epilogue]
+    settled = False
+    while not settled:
+        settled = True
+        for before, region in zip(order, order[1:]):
+            handed = {v for v, source in zip(region.carry_in, before.carry_out) if source in learned[before]}
+            if not handed <= learned[region]:
+                learned[region] = _needs(region, learned[region] | handed)
+                settled = False
+    return learned
+
+
+def _needs(region: Region, taken: set[Value]) -> set[Value]:
+    """``taken``, and the values that it or something trainable lies upstream of."""
+    needs = set(taken)
     for node in region.forward:
-        if any(v in needs for v in node.inputs):
+        if any(v is not None and (v.trainable or v in needs) for v in node.inputs):
+            needs |= {v for v in node.inputs if v is not None and v.trainable}
             needs |= {v for v in node.outputs if v is not None and v.dtype != "i32"}
     return needs
 

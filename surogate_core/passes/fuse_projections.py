@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from .. import ops
 from ..ir.builder import VIEW, Builder
-from ..ir.graph import PARAM, Graph, Node, Region, Value
+from ..ir.graph import Graph, Node, Region, Value
 from ..ir.spec import check
 from ..program.trainable import PARAMETER_ALIGNMENT
 
@@ -73,7 +73,7 @@ class _Body:
         if weight.role == "lora_a" and not self.adapters:
             return None
         params = [weight] if bias is None else [weight, bias]
-        if any(p.kind != PARAM or p.name not in self.region.params or len(self.readers[p]) != 1 for p in params):
+        if any(self.region.params.get(p.name) is not p or len(self.readers[p]) != 1 for p in params):
             return None
         if not self.may_lie_apart(node.outputs[0]):
             return None

@@ -62,7 +62,8 @@ def _adapt_region(graph: Graph, region: Region, spec: LoraSpec, trainable: bool)
     adapted = 0
     for node in nodes:
         weight = node.inputs[1] if node.op == "linear" else None
-        if weight is None or weight.role is None or (spec.roles is not None and weight.role not in spec.roles):
+        own = weight is not None and region.params.get(weight.name) is weight and weight.role is not None
+        if not own or (spec.roles is not None and weight.role not in spec.roles):
             region.forward.append(node)
             continue
         found.add(weight.role)

@@ -54,6 +54,7 @@ class _Body:
         self.cost = {n: _microseconds(n, bindings, machine) for n in region.forward if n.op not in PLACEMENTS}
         joins = [n for n in region.forward if n.op == JOIN]
         self.joined = {self._seen_through(v): n.outputs[0] for n in joins for v in n.inputs}
+        self.handed_on = {self.root(v) for v in region.carry_out}
 
     def _seen_through(self, value: Value) -> Value:
         while value in self.maker and self.maker[value].op == VIEW:
@@ -86,7 +87,9 @@ class _Body:
 
     def is_again(self, value: Value, chosen: set[Node]) -> bool:
         """Whether ``value`` is made again when the nodes in ``chosen`` are: a slice is when its source is, and what is joined
-        when any part of it is: then all of it."""
+        when any part of it is: then all of it. What later layers may read is there anyway."""
+        if value in self.handed_on:
+            return False
         node = self.maker.get(value)
         if node is not None and node.op == SLICE:
             return self.is_again(self.root(node.inputs[0]), chosen)
@@ -118,8 +121,8 @@ class _Body:
         return [v for v in read if self.root(v) is not root]
 
     def saved(self, chosen: set[Node]) -> int:
-        """Bytes of those values in one layer."""
-        return sum(value_bytes(v, self.bindings) for v in self.kept(chosen))
+        """Bytes of those values in one layer. What layers hand on is counted once: where it is handed on no further."""
+        return sum(value_bytes(v, self.bindings) for v in self.kept(chosen) - self.handed_on)
 
     def nodes_for(self, dropped: Iterable[Value], kept: set[Value]) -> set[Node]:
         """What makes ``dropped`` again from ``kept`` and from what enters the layer."""
@@ -131,7 +134,8 @@ class _Body:
                     pending.append(node.inputs[0])
                 elif node not in chosen and not writes_storage(node):
                     chosen.add(node)
-                    pending += [v for v in node.inputs if v is not None and self.root(v) not in kept]
+                    there = kept | self.handed_on
+                    pending += [v for v in node.inputs if v is not None and self.root(v) not in there]
                     pending += [v for v in node.outputs if v is not None and self.is_joined(self.root(v))]
         return chosen
 
@@ -191,7 +195,7 @@ def _ways(body: _Body) -> list[_Way]:
     """Every way to drop some of the largest activations, and the one that drops all. In the order in which values were
     made: a set's own order follows addresses."""
     kept = body.kept(set())
-    made = sorted((v for v in kept if v in body.maker), key=lambda v: v.id)
+    made = sorted((v for v in kept - body.handed_on if v in body.maker), key=lambda v: v.id)
     largest = sorted(made, key=lambda v: -value_bytes(v, body.bindings))[:CANDIDATES]
     ways: dict[frozenset[Node], _Way] = {}
     for dropped in (*_subsets([v for v in made if v in largest]), made):

@@ -64,7 +64,7 @@ class WidenedWeights:
             f"{name}:{source}", self._storages[name], dtype, tuple(value.shape), byte_count(dtype, (row * stride + column,)),
             stride,
         )
-        return Instruction("scale", (f"master.{source}",), (place,), (("factor", factor), ("out_dtype", dtype)))
+        return Instruction("scale", (f"master.{source}", None), (place,), (("factor", factor), ("out_dtype", dtype)))
 
 
 __all__ = ["WidenedWeights"]

@@ -67,10 +67,10 @@ def test_every_kernel_belongs_to_a_registered_op():
 def scale_as(reference, tolerance=Tolerance()):
     """The op `scale` with another reference; its kernels are what they are."""
     return Op(
-        name="scale", doc="", inputs=(Operand("x", ""),), outputs=(Operand("y", ""),),
+        name="scale", doc="", inputs=(Operand("x", ""), Operand("by", "", optional=True)), outputs=(Operand("y", ""),),
         infer=lambda inputs, attrs: [TensorType(inputs[0].shape, attrs["out_dtype"])], attrs=OPS["scale"].attrs,
         reference=reference, tolerance=tolerance, in_place=0,
-        samples=lambda rng: [Sample({"x": rng.standard_normal((3, 5))}, {"factor": 2.0})],
+        samples=lambda rng: [Sample({"x": rng.standard_normal((3, 5)), "by": None}, {"factor": 2.0})],
     )
 
 

@@ -28,10 +28,10 @@ def test_every_rule_is_checked():
 def test_a_wrong_rule_is_reported():
     op = OPS["scale"]
     assert not check_gradient(op, op.samples(np.random.default_rng(0))[1], ("x",), np.random.default_rng(0))
-    wrong = replace(op, vjp=lambda b, node, grads: (b.op("scale", grads[0], factor=2.0),))
+    wrong = replace(op, vjp=lambda b, node, grads: (b.op("scale", grads[0], factor=2.0), None))
     sample = op.samples(np.random.default_rng(0))[1]
     assert check_gradient(wrong, sample, ("x",), np.random.default_rng(0))
-    missing = replace(op, vjp=lambda b, node, grads: (None,))
+    missing = replace(op, vjp=lambda b, node, grads: (None, None))
     assert check_gradient(missing, sample, ("x",), np.random.default_rng(0)) == ["there is no gradient of x"]
 
 

@@ -28,10 +28,11 @@ bool all_of_one_shape(const sg_call *call) {
 
 bool all_present_alike(const sg_call *call) { return all_of_one_shape(call) && all_dense(call); }
 
-// A dense x, and a y that may have rows apart.
-bool is_map_to_rows(const sg_call *call) {
-  if (call->num_inputs != 1 || call->num_outputs != 1 || !all_of_one_shape(call)) return false;
-  if (!is_dense(input(call, 0))) return false;
+// A dense x first of num_inputs, and a y that may have rows apart.
+bool is_map_to_rows(const sg_call *call, int num_inputs = 1) {
+  if (call->num_inputs != num_inputs || call->num_outputs != 1) return false;
+  if (input(call, 0) == nullptr || output(call, 0) == nullptr) return false;
+  if (!same_shape(input(call, 0), output(call, 0)) || !is_dense(input(call, 0))) return false;
   return is_dense(output(call, 0)) || (output(call, 0)->rank > 1 && has_dense_rows(output(call, 0)));
 }
 
@@ -103,12 +104,17 @@ int32_t run_add(const sg_call *call) {
 constexpr sg_kernel add_kernel = describe_row_kernel("add", 0, supports_activations<2>, nullptr, run_add);
 SG_REGISTER_KERNEL(add_kernel);
 
+// scale(x, by?) -> y: by is f32 [1]
 int32_t supports_scale(const sg_call *call) {
-  const bool takes = is_map_to_rows(call) && is_activation(input(call, 0)) && is_activation(output(call, 0));
-  return takes ? isa_score(SG_ISA_NAME) : 0;
+  if (!is_map_to_rows(call, 2) || !is_activation(input(call, 0)) || !is_activation(output(call, 0))) return 0;
+  const sg_tensor *by = input(call, 1);
+  if (by != nullptr && (by->dtype != SG_F32 || by->rank != 1 || by->shape[0] != 1)) return 0;
+  return isa_score(SG_ISA_NAME);
 }
 int32_t run_scale(const sg_call *call) {
-  const vf factor = vset(static_cast<float>(attr_float(call, "factor", 1.0)));
+  const sg_tensor *by = input(call, 1);
+  const float read = by == nullptr ? 1.0f : *data<const float>(by);
+  const vf factor = vset(static_cast<float>(attr_float(call, "factor", 1.0)) * read);
   map(call, [=](vf x) SG_FLATTEN { return vmul(x, factor); });
   return SG_OK;
 }

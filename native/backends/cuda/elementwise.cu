@@ -20,6 +20,12 @@ struct Scale {
   float factor;
   __device__ float operator()(float x) const { return x * factor; }
 };
+// by is read where it lies: the host does not know its value.
+struct ScaleBy {
+  float factor;
+  const float *by;
+  __device__ float operator()(float x) const { return x * (factor * __ldg(by)); }
+};
 struct Copy {
   __device__ float operator()(float x) const { return x; }
 };
@@ -184,11 +190,11 @@ bool all_of_one_shape(const sg_call *call) {
 
 bool all_present_alike(const sg_call *call) { return all_of_one_shape(call) && all_dense(call); }
 
-// A dense x, and a y that may have rows apart.
-bool is_map_to_rows(const sg_call *call) {
-  if (call->num_inputs != 1 || call->num_outputs != 1 || !all_of_one_shape(call)) return false;
-  if (!is_dense(input(call, 0))) return false;
-  const sg_tensor *y = output(call, 0);
+// A dense x first of num_inputs, and a y that may have rows apart.
+bool is_map_to_rows(const sg_call *call, int num_inputs = 1) {
+  if (call->num_inputs != num_inputs || call->num_outputs != 1) return false;
+  const sg_tensor *x = input(call, 0), *y = output(call, 0);
+  if (x == nullptr || y == nullptr || !same_shape(x, y) || !is_dense(x)) return false;
   return is_dense(y) || (has_packable_rows(y) && num_elements(y) < (int64_t{1} << 32));
 }
 
@@ -205,11 +211,16 @@ int32_t run_add(const sg_call *call) { return map2(call, Add{}); }
 constexpr sg_kernel add_kernel = describe_kernel("add", "cuda", 0, supports_activations<2>, nullptr, run_add);
 SG_REGISTER_KERNEL(add_kernel);
 
+// scale(x, by?) -> y: by is f32 [1]
 int32_t supports_scale(const sg_call *call) {
-  return is_map_to_rows(call) && is_activation(input(call, 0)) && is_activation(output(call, 0)) ? 10 : 0;
+  if (!is_map_to_rows(call, 2) || !is_activation(input(call, 0)) || !is_activation(output(call, 0))) return 0;
+  const sg_tensor *by = input(call, 1);
+  return by == nullptr || (by->dtype == SG_F32 && by->rank == 1 && by->shape[0] == 1) ? 10 : 0;
 }
 int32_t run_scale(const sg_call *call) {
-  return map(call, Scale{static_cast<float>(attr_float(call, "factor", 1.0))});
+  const float factor = static_cast<float>(attr_float(call, "factor", 1.0));
+  const sg_tensor *by = input(call, 1);
+  return by == nullptr ? map(call, Scale{factor}) : map(call, ScaleBy{factor, data<const float>(by)});
 }
 constexpr sg_kernel scale_kernel = describe_kernel("scale", "cuda", 0, supports_scale, nullptr, run_scale);
 SG_REGISTER_KERNEL(scale_kernel);
