@@ -9,11 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from surogate_core.export import open_installed
 from surogate_core.model import LoadedModel
 from surogate_core.passes import LoraSpec
 from surogate_core.passes.lora import adapter_names
 from surogate_core.testing.parity import Parity, installed_family, relative_error
 from surogate_core.weights.export import write_gguf
+
+from .variants import exported, gguf_cases
 
 torch = pytest.importorskip("torch", reason="compares with torch: pip install 'surogate-core[test]'")
 
@@ -37,13 +40,17 @@ def quantised(original: Parity, path: Path, dtype: str, backend: str = "cpu") ->
     parameters = {name: original.loaded.names.load(original.loaded.store, name) for name, _ in original.loaded.dsl().parameters()}
     formats = write_gguf(path, family.gguf_names(h).export(parameters), family.gguf_metadata(h), dtype=dtype)
     assert formats["blk.0.attn_q.weight"] == dtype
-    loaded = LoadedModel.open(path, [family])
-    left = {name: loaded.names.load(loaded.store, name) for name in parameters}
+    return beside_dequantised(original, LoadedModel.open(path, [family]), backend)
+
+
+def beside_dequantised(original: Parity, loaded: LoadedModel, backend: str = "cpu") -> Parity:
+    """A quantised file of ``original``, and transformers' model with the values that are left."""
+    left = {name: loaded.names.load(loaded.store, name) for name, _ in loaded.dsl().parameters()}
     reference = copy.deepcopy(original.reference)
     state = reference.state_dict()
-    for name, tensor in family.hf_names(h).export(left).items():
+    for name, tensor in original.loaded.names.export(left).items():
         state[name].copy_(torch.tensor(tensor.to_f32()))
-    return Parity(path, reference, loaded, original.batch, backend)
+    return Parity(loaded.store.path, reference, loaded, original.batch, backend)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -53,6 +60,15 @@ def test_a_quantised_file_is_its_dequantised_model(original, tmp_path, dtype, ba
     assert parity.logits_error() < 1e-5
     assert relative_error(parity.logits("bf16"), parity.reference_logits()) < 5e-2
     assert relative_error(parity.logits(), original.reference_logits()) > 1e-4, "nothing was quantised"
+
+
+@pytest.mark.parametrize("case", gguf_cases(), ids="-".join)
+def test_a_quantised_file_of_every_variant(tmp_path, case):
+    """What a family's names do to rows and norms, they do to blocks too."""
+    held = exported(case, tmp_path, "q4_0")
+    parity = beside_dequantised(held.parity, open_installed(held.path))
+    assert "q4_0" in {parity.loaded.store.get(name).dtype for name in parity.loaded.store.names()}
+    assert parity.logits_error() < 2e-5
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
