@@ -18,7 +18,7 @@ from .chat_reply import ChatReply
 from .conversation import RENDERED_APART, Conversation, ask
 from .limits import Settings
 from .logprobs import TokenTexts
-from .requests import Chosen, GenerationFields, ModelName, Strict, exchange_of, json_bytes, read, resolve
+from .requests import Chosen, GenerationFields, Strict, exchange_of, json_bytes, read, resolve
 from .schema import json_body
 from .sse import open_stream
 
@@ -44,8 +44,6 @@ class Tool(Strict):
 class ChatRequest(GenerationFields):
     """A request for chat completions."""
 
-    model: ModelName | None = None  # type: ignore[assignment]
-    """May be left out where there is one."""
     messages: Annotated[list[Message], Field(min_length=1, max_length=65536)]
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None

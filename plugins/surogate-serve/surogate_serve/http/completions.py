@@ -23,7 +23,6 @@ from .prompts import prompts_of
 from .requests import (
     Chosen,
     GenerationFields,
-    ModelName,
     exchange_of,
     generation_of,
     json_bytes,
@@ -42,8 +41,6 @@ Numbered = tuple[int, Delta]
 class CompletionRequest(GenerationFields):
     """A request for completions. prompt: a text, a list of texts, token ids, or a list of lists of token ids."""
 
-    model: ModelName | None = None  # type: ignore[assignment]
-    """May be left out where there is one."""
     prompt: Any
     max_tokens: Annotated[int, Field(ge=0)] | None = None
     echo: bool | None = None

@@ -16,7 +16,7 @@ from .conversation import RENDERED_APART, Conversation, ask, prompt_of
 from .limits import Settings
 from .messages_input import Block, InputMessage, InputTool, InputToolChoice, template_messages, tool_choice_of, tools_of
 from .messages_stream import MessageReply
-from .requests import GenerationFields, Strict, exchange_of, json_bytes, read, resolve
+from .requests import GenerationFields, ModelName, Strict, exchange_of, json_bytes, read, resolve
 from .schema import json_body
 from .sse import open_stream
 
@@ -49,7 +49,7 @@ class OutputConfig(Strict):
 class CountRequest(Strict):
     """A conversation whose tokens are counted."""
 
-    model: Annotated[str, Field(min_length=1, max_length=4096)]
+    model: ModelName | None = None
     messages: Annotated[list[InputMessage], Field(min_length=1, max_length=65536)]
     system: str | list[Block] | None = None
     tools: Annotated[list[InputTool], Field(max_length=1024)] | None = None
@@ -84,7 +84,7 @@ class MessagesRoute:
         reply = MessageReply(
             asked,
             id=f"msg_{uuid.uuid4().hex}",
-            model=fields.model,
+            model=conversation.chosen.name,
             request_id=exchange.request_id,
             thinking=bool(conversation.thinking),
             thinking_shown=fields.thinking is None or fields.thinking.display != "omitted",
@@ -161,9 +161,8 @@ def _response_format(output_format: OutputFormat) -> dict[str, Any]:
 
 def _generation_fields(fields: CountRequest) -> GenerationFields:
     if not isinstance(fields, MessagesRequest):
-        return GenerationFields.model_construct(model=fields.model)
+        return GenerationFields.model_construct()
     return GenerationFields.model_construct(
-        model=fields.model,
         temperature=fields.temperature,
         top_p=fields.top_p,
         top_k=fields.top_k,

@@ -40,9 +40,10 @@ Token = Annotated[int, Field(ge=0, lt=1 << 31)]
 
 
 class GenerationFields(Strict):
-    """Fields of chat and of completions; None as if it was not given."""
+    """Fields of chat, completions and responses; None as if it was not given."""
 
-    model: ModelName
+    model: ModelName | None = None
+    """May be left out where one is served."""
     n: Annotated[int, Field(ge=1, le=128)] | None = None
     seed: Annotated[int, Field(ge=-(1 << 63), lt=_SEED_LIMIT)] | None = None
     stop: str | list[str] | None = None

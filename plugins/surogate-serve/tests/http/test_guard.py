@@ -424,12 +424,28 @@ def test_request_log_with_prompts(serve, tmp_path):
     assert json.loads((tmp_path / "log").read_text())["request"] == CHAT
 
 
+UNNAMED = {
+    "/v1/chat/completions": {"messages": HI}, "/v1/completions": {"prompt": "Hi"}, "/v1/responses": {"input": "Hi"},
+    "/v1/messages": {"messages": HI, "max_tokens": 9}, "/v1/messages/count_tokens": {"messages": HI},
+    "/v1/embeddings": {"input": "Hi"}, "/v1/responses/input_tokens": {"input": "Hi"}, "/tokenize": {"prompt": "Hi"},
+    "/detokenize": {"tokens": [20]},
+}  # fmt: skip
+
+
 def test_several_models(serve):
     server = serve(FakeModel("a"), FakeModel("b", lambda generation, index: ["B"]))
     reply = post(server, {"model": "b", "messages": HI}).json()
     assert reply["choices"][0]["message"]["content"] == "B"
-    assert httpx.post(server.url + "/tokenize", json={"prompt": "x"}).json()["error"]["param"] == "model"
-    assert post(server, {"messages": HI}).json()["error"]["param"] == "model"
+    for path, body in UNNAMED.items():
+        answer = httpx.post(server.url + path, json=body)
+        assert answer.status_code == 400 and "name one" in answer.json()["error"]["message"], path
+
+
+def test_one_model_need_not_be_named(server):
+    for path, body in UNNAMED.items():
+        answer = httpx.post(server.url + path, json=body)
+        assert answer.status_code == 200, (path, answer.text)
+        assert answer.json().get("model", "fake") == "fake"
 
 
 def test_probes_answer_heads(server):
