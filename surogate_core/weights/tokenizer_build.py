@@ -106,11 +106,10 @@ def merges_by_score(vocab: dict[str, int], scores: list[float], types: list[int]
     for token, number in vocab.items():
         if types[number] in (CONTROL, UNKNOWN, BYTE) or len(token) < 2:
             continue
-        score = -scores[number]
         for cut in range(1, len(token)):
-            left, right = vocab.get(token[:cut]), vocab.get(token[cut:])
-            if left is not None and right is not None:
-                ranked.append((score, number, left, right, token[:cut], token[cut:]))
+            left, right = token[:cut], token[cut:]
+            if left in vocab and right in vocab:
+                ranked.append((-scores[number], number, vocab[left], vocab[right], left, right))
     ranked.sort()
     return [(left, right) for *_, left, right in ranked]
 
