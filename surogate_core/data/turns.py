@@ -5,7 +5,7 @@ programs, so nothing about their markers is assumed. Two methods, the second whe
 
 1. By prefix. The prompt of turn i (messages before i, generation prompt on) and the conversation that ends with turn i
    are rendered; where both fit the whole rendering, the turn lies between them. Reasoning that a template shows only in
-   the last turn is allowed for.
+   the last turn is allowed for, and so is a turn that goes on behind the results of its calls.
 2. By probe. The whole conversation is rendered again with turn i's answer replaced by a marker; what stands before and
    after the marker must be what stands before and after the answer.
 
@@ -49,7 +49,7 @@ class TurnFinder:
         """empty_think: whether a thought-less `<think></think>` that the template itself writes belongs to the turn."""
         self._template = template
         self._empty_think = empty_think
-        self._header, self._tail = self._learn()
+        self._learned, self._tail, self._prompts = self._learn()
 
     @property
     def turn_end(self) -> str:
@@ -65,6 +65,7 @@ class TurnFinder:
         """
         rendering = _Rendering(self._template, list(messages), tools, variables)
         turns: list[Turn] = []
+        last_query = max((i for i, message in enumerate(messages) if message["role"] == "user"), default=-1)
         for index, message in enumerate(messages):
             if message["role"] != "assistant":
                 _check_present(message, index, rendering.text)
@@ -76,46 +77,58 @@ class TurnFinder:
                                 "Give another `chat_template`, or train with `train_on: all`.")
             start, end = self._without_supplied_thought(rendering.text, message, *found)
             _check_turn(message, index, rendering.text[start:end])
+            if index > last_query and not _holds_thought(message, rendering.text[start:end]):
+                raise DataError(f"messages[{index}] (assistant): the chat template leaves out its reasoning_content",
+                                "Use a chat template that knows thoughts, or leave them out of the data.")
             turns.append(Turn(index, start, end, self._is_terminated(message, rendering.text[start:end])))
         return rendering.text, turns
 
-    def _learn(self) -> tuple[str, str | None]:
-        """What this template writes before an answer (where it can be told) and after it, from the shortest chat."""
-        question = {"role": "user", "content": "hello"}
+    def _learn(self) -> tuple[list[str], str | None, bool]:
+        """What this template writes before an answer, the last one and an earlier one (where it can be told), and after it,
+        from the shortest chats; whether it has a generation prompt."""
+        question, answer = {"role": "user", "content": "hello"}, {"role": "assistant", "content": _PROBE}
         asked = self._try([question])
-        answered = self._try([question, {"role": "assistant", "content": _PROBE}])
-        if answered is None or answered.count(_PROBE) != 1:
-            return "", None
-        before, after = answered.split(_PROBE)
-        return (before[len(asked):] if asked and before.startswith(asked) else ""), after.rstrip()
+        prompts = asked != self._try([question], add_generation_prompt=True)
+        headers, tail = [], None
+        for rest in ([], [question, {"role": "assistant", "content": "fine"}]):
+            answered = self._try([question, answer, *rest])
+            if answered is None or answered.count(_PROBE) != 1:
+                continue
+            before, after = answered.split(_PROBE)
+            tail = after.rstrip() if not rest else tail
+            headers.append(before[len(asked):] if asked and before.startswith(asked) else "")
+        return list(dict.fromkeys(headers)) or [""], tail, prompts
 
-    def _try(self, messages: list[Message]) -> str | None:
+    def _try(self, messages: list[Message], add_generation_prompt: bool = False) -> str | None:
         try:
-            return self._template.render(messages)
+            return self._template.render(messages, add_generation_prompt=add_generation_prompt)
         except DataError:
             return None
 
     def _by_prefix(self, rendering: _Rendering, index: int) -> tuple[int, int] | None:
-        alone = rendering.of(rendering.messages[:index + 1])
-        if alone is None:
-            return None
-        for header in self._headers(rendering, index):
-            if not rendering.text.startswith(header) or not alone.startswith(header):
+        *before, message = rendering.messages[:index + 1]
+        forms = [message]
+        if message.get("reasoning_content"):
+            forms.append({key: value for key, value in message.items() if key != "reasoning_content"})
+        endings = [alone for form in forms if (alone := rendering.of([*before, form])) is not None]
+        for header in self._headers(rendering, index) if endings else ():
+            if not rendering.text.startswith(header):
                 continue
-            body = alone[len(header):]
-            for candidate in (body, _THINK_BLOCK.sub("", body, count=1) if _THINK_BLOCK.match(body) else body):
-                if candidate.strip() and rendering.text.startswith(candidate.rstrip(), len(header)):
-                    return len(header), len(header) + len(candidate.rstrip())
+            for body in (alone[len(header):] for alone in endings if alone.startswith(header)):
+                for candidate in (body, _THINK_BLOCK.sub("", body, count=1) if _THINK_BLOCK.match(body) else body):
+                    if candidate.strip() and rendering.text.startswith(candidate.rstrip(), len(header)):
+                        return len(header), len(header) + len(candidate.rstrip())
         return None
 
     def _headers(self, rendering: _Rendering, index: int) -> Iterator[str]:
-        """Everything before the answer. A template without a generation prompt gets the header learned from it."""
+        """Everything before the answer. A template without a generation prompt gets the header learned from it; one that
+        has none just here lets the turn before go on."""
         before = rendering.of(rendering.messages[:index])
         prompted = rendering.of(rendering.messages[:index], add_generation_prompt=True)
-        if prompted is not None and prompted != before:
+        if prompted is not None and (prompted != before or self._prompts):
             yield prompted
         if before is not None:
-            yield before + self._header
+            yield from (before + header for header in self._learned)
 
     def _by_probe(self, rendering: _Rendering, index: int) -> tuple[int, int] | None:
         probe = {"role": "assistant", "content": _PROBE}
@@ -194,6 +207,11 @@ def _check_turn(message: Message, index: int, body: str) -> None:
             lost = f"argument {missing!r} of " if missing is not None else ""
             raise DataError(f"messages[{index}] (assistant): the chat template leaves out the {lost}tool call "
                             f"{function['name']}", "Use a chat template that knows tool calls.")
+
+
+def _holds_thought(message: Message, body: str) -> bool:
+    thought = message.get("reasoning_content")
+    return not isinstance(thought, str) or _appears(thought.strip(), body)
 
 
 def _leaves(value: Any) -> Iterator[str]:

@@ -94,6 +94,22 @@ def test_last_round_is_everything_after_the_last_user_and_no_tool_text(tokenizer
     assert on(encoded, tokenizer) == [call, "It rains.<|im_end|>"]
 
 
+def test_turns_that_go_on_behind_the_results_of_their_calls(tokenizer):
+    """One model's turn with two calls, their results inside it: no header and no generation prompt between them."""
+    goes_on = (
+        "{% set ns = namespace(open=false) %}{% for m in messages %}"
+        "{% if m.role == 'tool' %}[{{ m.content }}]{% else %}"
+        "{% if not ns.open %}<|im_start|>{{ m.role }}\n{% endif %}{% set ns.open = m.tool_calls is defined %}"
+        "{% for call in m.tool_calls or [] %}{{ call.function.name }} {{ call.function.arguments.city }};{% endfor %}"
+        "{{ m.content or '' }}{% if not ns.open %}<|im_end|>\n{% endif %}{% endif %}{% endfor %}"
+        "{% if add_generation_prompt and not ns.open %}<|im_start|>assistant\n{% endif %}"
+    )
+    items = [(U, "weather?"), CALL, ("tool", "rain"), CALL, ("tool", "sun"), (A, "both")]
+    encoded = encode(tokenizer, goes_on, items)
+    assert encoded.text.endswith("<|im_start|>assistant\nweather Paris;[rain]weather Paris;[sun]both<|im_end|>\n")
+    assert on(encoded, tokenizer) == ["weather Paris;", "weather Paris;", "both<|im_end|>"]
+
+
 def test_tool_calls_in_llama3_shape(tokenizer):
     encoded = encode(tokenizer, TEMPLATES["llama3"], TOOL_TALK, tools=TOOLS)
     assert on(encoded, tokenizer) == ['{"name": "weather", "parameters": {"city": "Paris"}}<|eot_id|>',
@@ -146,6 +162,13 @@ class TestThoughts:
     def test_an_earlier_thought_that_the_template_drops_is_no_error(self, tokenizer):
         items = [TALK[0], (A, "<think>\nlazy\n</think>\n\nthree"), *TALK[2:]]
         assert on(encode(tokenizer, TEMPLATES["thinking"], items), tokenizer)[0] == "three<|im_end|>"
+
+    def test_a_thought_of_the_last_answer_that_the_template_drops_is_refused(self, tokenizer):
+        thoughtful = {"role": A, "content": "five dog", "reasoning_content": "lazy fox"}
+        with pytest.raises(DataError, match=r"messages\[3\] \(assistant\): the chat template leaves out its reasoning_content"):
+            encode(tokenizer, TEMPLATES["chatml"], [*TALK[:3], thoughtful])
+        earlier = [TALK[0], {**thoughtful, "content": "three"}, *TALK[2:]]
+        assert on(encode(tokenizer, TEMPLATES["chatml"], earlier), tokenizer)[0] == "three<|im_end|>"
 
     def test_with_thinking_switched_off(self, tokenizer):
         encoded = encode(tokenizer, TEMPLATES["thinking"], TALK, variables={"enable_thinking": False})
