@@ -100,14 +100,14 @@ def test_turns_that_go_on_behind_the_results_of_their_calls(tokenizer):
         "{% set ns = namespace(open=false) %}{% for m in messages %}"
         "{% if m.role == 'tool' %}[{{ m.content }}]{% else %}"
         "{% if not ns.open %}<|im_start|>{{ m.role }}\n{% endif %}{% set ns.open = m.tool_calls is defined %}"
-        "{% for call in m.tool_calls or [] %}{{ call.function.name }} {{ call.function.arguments.city }};{% endfor %}"
+        "{% for call in m.tool_calls or [] %}{{ call.function.name }} city {{ call.function.arguments.city }};{% endfor %}"
         "{{ m.content or '' }}{% if not ns.open %}<|im_end|>\n{% endif %}{% endif %}{% endfor %}"
         "{% if add_generation_prompt and not ns.open %}<|im_start|>assistant\n{% endif %}"
     )
     items = [(U, "weather?"), CALL, ("tool", "rain"), CALL, ("tool", "sun"), (A, "both")]
     encoded = encode(tokenizer, goes_on, items)
-    assert encoded.text.endswith("<|im_start|>assistant\nweather Paris;[rain]weather Paris;[sun]both<|im_end|>\n")
-    assert on(encoded, tokenizer) == ["weather Paris;", "weather Paris;", "both<|im_end|>"]
+    assert encoded.text.endswith("<|im_start|>assistant\nweather city Paris;[rain]weather city Paris;[sun]both<|im_end|>\n")
+    assert on(encoded, tokenizer) == ["weather city Paris;", "weather city Paris;", "both<|im_end|>"]
 
 
 def test_tool_calls_in_llama3_shape(tokenizer):
