@@ -15,16 +15,18 @@ import numpy as np
 
 from surogate_core.data.template import load_template
 from surogate_core.engine.serving import Loop, Refusal
-from surogate_core.errors import WeightError
+from surogate_core.errors import ConfigError, WeightError
 from surogate_core.model import LoadedModel
 from surogate_core.plugins.manager import get_manager
 from surogate_core.train import ADAPTER_FOLDER, MODEL_FOLDER
+from surogate_core.weights.embedding import Pooling
 from surogate_core.weights.files import read_json
 from surogate_core.weights.peft_adapter import CONFIG_NAME
 
+from .embedding_model import EmbeddingModel
 from .engine import EngineOptions
 from .engine.adapters import Adapters, HeldAdapter, adapter_rank
-from .engine.embedding import Embedder, Pooling
+from .engine.embedding import Embedder
 from .engine.loop import delta_of, fields_of, refused
 from .engine.pump import AsyncMailbox, EngineDead, Mailbox, Pump, ThreadMailbox
 from .engine.runtime import Runtime, bank_of
@@ -35,14 +37,18 @@ from .types import Delta, Generation, Prompt, Refused
 
 
 class ServedModel:
-    """``name``; ``created``: seconds since 1970; ``context``: tokens of prompt and answer together; ``tokenizer``;
-    ``adapters``: names of those that are loaded; ``main``: the names that were asked for when it was opened, its own or those of
-    adapters (what a run made is its adapter, and its base comes with it); ``parser``: of its answers; ``grammars``: of its tokens; ``dead``: why the
-    engine ended, or None.
+    """A model that writes text.
+
+    ``name``; ``created``: seconds since 1970; ``context``: tokens of prompt and answer together; ``tokenizer``;
+    ``adapters``: names of those that are loaded; ``main``: the names that were asked for when it was opened, its own or
+    those of adapters (what a run made is its adapter, and its base comes with it); ``parser``: of its answers;
+    ``grammars``: of its tokens; ``vectors``: what makes vectors of texts; ``dead``: why the engine ended, or None.
 
     Opened by `open`, closed by `close`. `generate`, `embed`, `load_adapter` and `unload_adapter` are for coroutines, the others
     for any thread.
     """
+
+    writes_text = True
 
     def __init__(
         self, name: str, model: LoadedModel, options: EngineOptions = EngineOptions(),
@@ -62,7 +68,7 @@ class ServedModel:
         self._loop = self._open_loop()
         self.context = self._loop.context
         self._adapters.bind(self.runtime.memories, self._loop.uses)
-        self._embedder = Embedder(self.runtime)
+        self.vectors = Embedder(self.runtime)
         for each, path in adapters.items():
             self._adapters.load(each, path)
         self._pump = Pump(self._poll, self._died, name)
@@ -72,13 +78,19 @@ class ServedModel:
     def open(
         cls, path: str | Path | ModelPath, name: str | None = None, options: EngineOptions = EngineOptions(),
         adapters: Mapping[str, str | Path] | None = None,
-    ) -> ServedModel:
-        """path: a Hugging Face folder, a GGUF file, or a run's folder. name: as requests call it; None: the path's last part."""
+    ) -> ServedModel | EmbeddingModel:
+        """path: a Hugging Face folder, a GGUF file, or a run's folder. name: as requests call it; None: the path's last part.
+        A model without a head is an `EmbeddingModel`."""
         place = path if isinstance(path, ModelPath) else ModelPath.of(path, name)
         manager = get_manager()
         manager.load_kernels()
         model = LoadedModel.open(place.base, manager.families.values())
-        return cls(place.name, model, options, {**place.adapters, **(adapters or {})}, place.main)
+        adapters = {**place.adapters, **(adapters or {})}
+        if model.writes_text:
+            return cls(place.name, model, options, adapters, place.main)
+        if adapters:
+            raise ConfigError(f"{place.name} makes vectors of texts, and takes no adapters", "Leave --adapter out.")
+        return EmbeddingModel(place.name, model, options)
 
     # -- asking --------------------------------------------------------------------------------------------------------
 
@@ -121,10 +133,11 @@ class ServedModel:
             for each in running.values():
                 self._end(each)
 
-    async def embed(self, prompts: Sequence[Sequence[int]], pooling: Pooling = "mean") -> np.ndarray:
-        """float32 [len(prompts), dim]: final hidden states, their mean or the last one's. Raises `Refused`."""
+    async def embed(self, prompts: Sequence[Sequence[int]], pooling: Pooling | None = None) -> np.ndarray:
+        """float32 [len(prompts), width], neither cut nor normalised; see `vectors`. pooling: None for the model's own.
+        Raises `Refused`."""
         self._check_alive()
-        return await asyncio.to_thread(self._embedder.embed, prompts, pooling)
+        return await asyncio.to_thread(self.vectors.embed, prompts, pooling)
 
     def render(self, messages: Sequence[Mapping[str, Any]], tools: Any = None, **options: Any) -> Prompt:
         """A conversation through the model's chat template, whose variables ``options`` are. Raises `Refused`."""

@@ -72,7 +72,7 @@ class Runtime:
         self.model, self.recipe, self.bank = model, recipe, bank
         self.queue = engine.Queue(options.backend, options.device, options.threads)
         self._asked_for_sequences = options.max_sequences is not None
-        self.context = _context(model, options)
+        self.context = sizes.context(options, model.hyperparameters.max_positions)
         decoded = sizes.decodes_weights(options, sum(math.prod(each.shape) for _, each in model.dsl().parameters()))
         self.weights = FrozenWeights(model, recipe.compute, options.backend, options.device, decoded)
         self._kinds = [kind for each in dict.fromkeys((None, bank)) for kind in self._kinds_of(each)]
@@ -165,13 +165,6 @@ class Runtime:
                 if value.role in ("key_cache", "value_cache"):
                     total += byte_count(value.dtype, (BLOCK_SIZE, *value.shape[1:]))
         return total
-
-
-def _context(model: LoadedModel, options: EngineOptions) -> int:
-    most = model.hyperparameters.max_positions
-    if options.context is not None and options.context > most:
-        raise ConfigError(f"context is {options.context}, and the model was made for at most {most} tokens")
-    return options.context or most
 
 
 def bank_of(options: EngineOptions, ranks: list[int]) -> BankSpec | None:

@@ -43,6 +43,13 @@ def places(options: EngineOptions) -> int:
     return options.max_sequences or PLACES.get(options.backend, PLACES["cuda"])
 
 
+def context(options: EngineOptions, most: int) -> int:
+    """Tokens of a sequence. most: what the model was made for. Raises ConfigError where more is asked for."""
+    if options.context is not None and options.context > most:
+        raise ConfigError(f"context is {options.context}, and the model was made for at most {most} tokens")
+    return options.context or most
+
+
 def token_budget(options: EngineOptions, context: int) -> int:
     budget = options.token_budget or TOKEN_BUDGET.get(options.backend, TOKEN_BUDGET["cuda"])
     return max(min(budget, _power_from(context)), places(options))

@@ -1,4 +1,4 @@
-"""`POST /v1/embeddings`: vectors of texts, pooled from a causal model's last hidden states."""
+"""`POST /v1/embeddings`: vectors of texts, made of a model's final hidden states as its files say, or by their mean."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
+from surogate_core.weights.embedding import Embedding, shaped
+
+from ..engine.embedding import Embedder
 from ..types import Refused
-from .limits import Settings
+from .limits import Settings, clip
 from .prompts import prompts_of
 from .requests import ModelName, Strict, exchange_of, json_bytes, read, resolve
 from .schema import json_body
@@ -28,8 +31,10 @@ class EmbeddingRequest(Strict):
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Field(ge=1)] | None = None
     user: str | None = None
-    pooling: Literal["mean", "last"] | None = None
+    pooling: Literal["mean", "last", "cls"] | None = None
     normalize: bool | None = None
+    prompt_name: str | None = None
+    """Which of the model's prompts comes before every text."""
     add_special_tokens: bool | None = None
     truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = None
     """Cut what is longer to so many tokens; -1: to the context. Without it, what is too long is refused."""
@@ -47,19 +52,25 @@ class EmbeddingsRoute:
         chosen = resolve(self._models, fields.model)
         if chosen.adapter is not None:
             raise Refused("embeddings are made by models, not by adapters", 501, "unsupported", "model")
+        about = chosen.model.vectors
+        size = _size(fields.dimensions, about)
+        given = _prompted(fields.input, about.embedding, fields.prompt_name)
         prompts = await asyncio.to_thread(
-            prompts_of, fields.input, chosen.model.tokenizer, "input", limits.prompts,
+            prompts_of, given, chosen.model.tokenizer, "input", limits.prompts,
             add_special_tokens=fields.add_special_tokens is not False,
         )  # fmt: skip
-        prompts = [_fit(prompt, fields, chosen.model, index) for index, prompt in enumerate(prompts)]
+        prompts = [_fit(prompt, fields, about.longest, index) for index, prompt in enumerate(prompts)]
         count = sum(map(len, prompts))
         if count > limits.embedding_tokens:
             raise Refused(
                 f"the inputs have {count} tokens, and at most {limits.embedding_tokens} may come at once", param="input"
             )
         exchange.prompt_tokens = count
-        vectors = np.asarray(await chosen.model.embed(prompts, fields.pooling or "mean"), "<f4")
-        vectors = _shaped(vectors, fields)
+        vectors = np.asarray(await chosen.model.embed(prompts, fields.pooling), np.float32)
+        if not np.isfinite(vectors).all():
+            raise Refused("the model gave numbers that are not finite for these inputs", 500, "generation_failed")
+        normalize = about.embedding.normalized if fields.normalize is None else fields.normalize
+        vectors = shaped(vectors, size, normalize).astype("<f4", copy=False)
         as_text = fields.encoding_format == "base64"
         data = [
             {"object": "embedding", "index": index, "embedding": _base64(row) if as_text else row.tolist()}
@@ -70,29 +81,45 @@ class EmbeddingsRoute:
         return Response(json_bytes(body), media_type="application/json")
 
 
-def _fit(prompt: list[int], fields: EmbeddingRequest, model: Any, index: int) -> list[int]:
+def _fit(prompt: list[int], fields: EmbeddingRequest, most: int, index: int) -> list[int]:
     cut = fields.truncate_prompt_tokens
     if cut is not None and cut != 0:
-        prompt = prompt[: model.context if cut == -1 else min(cut, model.context)]
-    if len(prompt) > model.context:
+        prompt = prompt[: most if cut == -1 else min(cut, most)]
+    if len(prompt) > most:
         raise Refused(
-            f"input {index} has {len(prompt)} tokens, and this model's context has {model.context}", 400,
-            "context_length_exceeded", "input", n_prompt_tokens=len(prompt), n_ctx=model.context,
+            f"input {index} has {len(prompt)} tokens, and this model takes at most {most}", 400,
+            "context_length_exceeded", "input", n_prompt_tokens=len(prompt), n_ctx=most,
         )  # fmt: skip
     return prompt
 
 
-def _shaped(vectors: np.ndarray, fields: EmbeddingRequest) -> np.ndarray:
-    """Cut to the dimensions that were asked for, and of length 1 unless that is not wanted. vectors: f32 [n, d]."""
-    if not np.isfinite(vectors).all():
-        raise Refused("the model gave numbers that are not finite for these inputs", 500, "generation_failed")
-    if fields.dimensions is not None:
-        if fields.dimensions > vectors.shape[1]:
-            raise Refused(f"this model's embeddings have {vectors.shape[1]} dimensions", param="dimensions")
-        vectors = vectors[:, : fields.dimensions]
-    if fields.normalize is not False:
-        vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), np.float32(1e-12))
-    return np.ascontiguousarray(vectors, "<f4")
+def _size(size: int | None, about: Embedder) -> int | None:
+    """What vectors are to be cut to, None for nothing. Raises `Refused` for a size that the model does not have."""
+    sizes, width = about.embedding.sizes, about.width
+    if size is None or size == width:
+        return None
+    if size > width or (sizes and size not in sizes):
+        known = ", ".join(map(str, sizes)) if sizes else f"1 to {width}"
+        raise Refused(f"this model's vectors have no {size} dimensions; they have {known}", param="dimensions")
+    return size
+
+
+def _prompted(given: Any, embedding: Embedding, name: str | None) -> Any:
+    """``given``, its texts with the model's prompt of this name before them, or with the one that is always meant. Token
+    ids are as they are to be; with a name they are refused."""
+    if name is None and embedding.default_prompt is None:
+        return given
+    if name is not None and name not in embedding.prompts:
+        known = ", ".join(embedding.prompts) or "none"
+        raise Refused(f"this model has no prompt {clip(name)!r}; it has: {known}", param="prompt_name")
+    prompt = embedding.prompts[name or embedding.default_prompt]
+    if isinstance(given, str):
+        return prompt + given
+    if not isinstance(given, list):
+        return given
+    if name is not None and not all(isinstance(each, str) for each in given):
+        raise Refused("a prompt goes before texts, and some of these inputs are token ids", param="prompt_name")
+    return [prompt + each if isinstance(each, str) else each for each in given]
 
 
 def _base64(row: np.ndarray) -> str:

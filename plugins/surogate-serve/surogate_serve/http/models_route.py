@@ -14,8 +14,8 @@ from .requests import exchange_of, json_bytes, model_names, resolve
 
 
 def model_body(name: str, model: Any, adapter: str | None) -> dict[str, Any]:
-    """A model as OpenAI lists it. An adapter names the model that it belongs to."""
-    return {
+    """A model as OpenAI lists it. An adapter names the model that it belongs to. tasks: what it can be asked for."""
+    body = {
         "id": name,
         "object": "model",
         "created": model.created,
@@ -23,7 +23,20 @@ def model_body(name: str, model: Any, adapter: str | None) -> dict[str, Any]:
         "parent": None if adapter is None else model.name,
         "root": model.name,
         "max_model_len": model.context,
+        "tasks": ["generate"] if model.writes_text else [],
     }
+    if adapter is None:
+        embedding, width = model.vectors.embedding, model.vectors.width
+        body["tasks"] += ["embed"]
+        body["embedding"] = {
+            "dimensions": width,
+            "sizes": list(embedding.sizes) or None,
+            "pooling": embedding.pooling,
+            "normalized": embedding.normalized,
+            "prompts": dict(embedding.prompts),
+            "max_input_tokens": model.vectors.longest,
+        }
+    return body
 
 
 class ModelsRoute:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncIterator, Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+
+from surogate_core.weights.embedding import Embedding
 
 from surogate_serve.grammars import Grammars
 from surogate_serve.parsers import FORMATS, Parser
@@ -74,6 +77,8 @@ class FakeModel:
     """script(generation, choice): the pieces of an answer, one a token. delay: seconds before each token. hold: while
     it is set, no request gets its first token."""
 
+    writes_text = True
+
     def __init__(
         self, name: str = "fake", script: Script | None = None, parser: str = "hermes", context: int = 4096
     ) -> None:
@@ -82,6 +87,7 @@ class FakeModel:
         self.parser = Parser(FORMATS[parser], self.tokenizer)
         self.grammars = Grammars(_Bytes(), 512, parser=self.parser)
         self.adapters: list[str] = []
+        self.vectors = SimpleNamespace(embedding=Embedding(), width=4, longest=context)
         self.main: tuple[str, ...] = (name,)
         self.dead: str | None = None
         self.script: Script = script or (lambda generation, choice: ["Hello", " there", "!"])
@@ -165,7 +171,7 @@ class FakeModel:
         top = tuple((token + index, -0.5 - index) for index in range(alternatives))
         return TokenLogprob(token, -0.5, top)
 
-    async def embed(self, prompts: Sequence[Sequence[int]], pooling: str = "mean") -> np.ndarray:
+    async def embed(self, prompts: Sequence[Sequence[int]], pooling: str | None = None) -> np.ndarray:
         rows = np.array([[len(each), sum(each) % 97, 1.0, 2.0] for each in prompts], np.float32)
         return rows / np.linalg.norm(rows, axis=1, keepdims=True)
 
