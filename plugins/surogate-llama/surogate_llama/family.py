@@ -23,7 +23,8 @@ from .tiny import VARIANTS
 class LlamaHyperparameters(DecoderHyperparameters):
     """kinds: of each layer, see `layers`. window: how many tokens back (itself included) a token of a sliding layer sees;
     0 where no layer slides. embed_scale and residual_scale: factors of the embedding's rows and of what each half of a
-    layer adds. logit_divisor: of the logits. attention_scale: of the attention's logits, None for 1 / sqrt(head_dim)."""
+    layer adds. logit_divisor: of the logits. attention_scale: of the attention's logits, None for 1 / sqrt(head_dim).
+    interleaved: rotated pairs are neighbours, which is also how GGUF files of this kind have them, for every family."""
 
     kinds: tuple[str, ...] = ()
     window: int = 0
@@ -34,6 +35,7 @@ class LlamaHyperparameters(DecoderHyperparameters):
     residual_scale: float = 1.0
     logit_divisor: float = 1.0
     attention_scale: float | None = None
+    interleaved: bool = False
 
 
 class LlamaFamily(Family):
@@ -58,8 +60,11 @@ class LlamaFamily(Family):
         return hf_decoder_names()
 
     def gguf_names(self, hyperparameters: LlamaHyperparameters) -> NameMap:
-        """GGUF stores q and k with the two halves of each rotated pair side by side; rows are moved back on reading."""
+        """GGUF stores q and k with the two halves of each rotated pair side by side; where the model does not, rows are moved
+        back on reading."""
         h = hyperparameters
+        if h.interleaved:
+            return gguf_decoder_names()
         return gguf_decoder_names(transforms={"attn.q": PermuteRope(h.num_heads, h.head_dim),
                                               "attn.k": PermuteRope(h.num_kv_heads, h.head_dim)})
 

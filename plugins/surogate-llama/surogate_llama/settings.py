@@ -36,6 +36,7 @@ def read_hf(config: Mapping[str, Any], model_type: str, switches: Switches) -> d
         **read_layers(settings, switches, fields["num_layers"]),
         **biases,
         **scales,
+        "interleaved": switches.interleaved,
     }
 
 
@@ -76,6 +77,7 @@ def read_gguf(store, switches: Switches) -> dict[str, Any]:
         "qkv_bias": "blk.0.attn_q.bias" in store,
         "out_bias": "blk.0.attn_output.bias" in store,
         "mlp_bias": "blk.0.ffn_gate.bias" in store,
+        "interleaved": switches.interleaved,
         "window": window,
         "kinds": gguf_kinds(switches, window, fields["num_layers"]),
     }

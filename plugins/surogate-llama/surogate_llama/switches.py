@@ -33,7 +33,7 @@ class Switches:
     windows: which layers see a window only: "no" layer, "all" where there is a sliding_window, or those of "layer_types".
     full_every: where "layer_types" is left out: every how many layers one sees everything, from the first on; 0: none.
     nope: layers may go without positions (no_rope_layers); these slide where layer_types is left out.
-    rope_base: where no rope_theta is given.
+    rope_base: where no rope_theta is given. interleaved: q and k are rotated by pairs of neighbours, not by halves.
     gguf: the architecture of GGUF files that are written.
     only: other keys that the family's `transformers` or own code looks at, and the values that mean "not so".
     """
@@ -44,6 +44,7 @@ class Switches:
     full_every: int = 0
     nope: bool = False
     rope_base: float = 10000.0
+    interleaved: bool = False
     multipliers: Multipliers | None = None
     gguf: str = "llama"
     only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
@@ -102,4 +103,10 @@ PUBLISHED: dict[str, tuple[str, tuple[str, ...], Switches]] = {
     "cwm": ("CwmForCausalLM", (), Switches(
         {**_LONG_128, "sliding_window": 8192, "rope_scaling": _CWM_ROPE}, (None, None, "mlp_bias"),
         windows="layer_types", full_every=4, rope_base=1e6)),
+    "ernie4_5": ("Ernie4_5ForCausalLM", ("ernie4_5",), Switches(
+        {**_LONG_128, "num_key_value_heads": 2, "tie_word_embeddings": True}, ("use_bias", "use_bias", "use_bias"),
+        rope_base=5e5, interleaved=True, gguf="ernie4_5")),
+    "helium": ("HeliumForCausalLM", (), Switches(
+        {"max_position_embeddings": 4096, "num_key_value_heads": 20, "head_dim": 128, "rms_norm_eps": 1e-8},
+        ("attention_bias", None, "mlp_bias"), rope_base=1e5, interleaved=True)),
 }  # fmt: skip

@@ -46,6 +46,7 @@ GRANITE: dict[str, Any] = {
 }  # fmt: skip
 MINISTRAL = {**_BASE, "architectures": ["MinistralForCausalLM"], "model_type": "ministral", "head_dim": 16,
              "sliding_window": 5, "layer_types": ["full_attention", "sliding_attention"]}
+ERNIE = {**_BASE, "architectures": ["Ernie4_5ForCausalLM"], "model_type": "ernie4_5", "head_dim": 24}
 
 VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "llama": LLAMA_VARIANTS,
@@ -53,5 +54,6 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "ministral": {"layer_types": MINISTRAL},
     "smollm3": SMOLLM3_VARIANTS,
     "granite": {"multipliers": GRANITE},
+    "ernie4_5": {"interleaved": ERNIE},
 }
 """Of families that `transformers` has and whose arithmetic is not that of another one here."""

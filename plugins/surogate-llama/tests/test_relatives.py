@@ -9,7 +9,7 @@ import pytest
 from surogate_core.errors import WeightError
 from surogate_core.testing.parity import Parity, random_reference
 from surogate_llama.family import FAMILIES
-from surogate_llama.tiny import GRANITE, LLAMA, LLAMA3_ROPE, MINISTRAL, SMOLLM3
+from surogate_llama.tiny import ERNIE, GRANITE, LLAMA, LLAMA3_ROPE, MINISTRAL, SMOLLM3
 
 BY_NAME = {family.name: family for family in FAMILIES}
 CWM = {**LLAMA, "architectures": ["CwmForCausalLM"], "model_type": "cwm", "sliding_window": 5, "bos_token_id": 1,
@@ -17,8 +17,9 @@ CWM = {**LLAMA, "architectures": ["CwmForCausalLM"], "model_type": "cwm", "slidi
 IQUEST = {**LLAMA, "architectures": ["IQuestCoderForCausalLM"], "model_type": "iquestcoder"}
 MINICPM = {**LLAMA, "architectures": ["MiniCPMForCausalLM"], "model_type": "minicpm", "scale_emb": 12, "scale_depth": 1.4,
            "dim_model_base": 16, "hidden_act": "silu"}
+HELIUM = {**LLAMA, "architectures": ["HeliumForCausalLM"], "model_type": "helium", "head_dim": 16}
 TINY = {"smollm3": SMOLLM3, "granite": GRANITE, "ministral": MINISTRAL, "cwm": CWM, "iquestcoder": IQUEST,
-        "minicpm": MINICPM}
+        "minicpm": MINICPM, "ernie4_5": ERNIE, "helium": HELIUM}
 _WRITTEN_ALWAYS = ("architectures", "model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
                    "num_attention_heads", "head_dim")
 
@@ -28,10 +29,10 @@ def transformers_config(config):
     return transformers.AutoConfig.for_model(**{key: value for key, value in config.items() if key != "architectures"})
 
 
-@pytest.mark.parametrize("name", ["smollm3", "granite", "ministral", "cwm", "iquestcoder"])
+@pytest.mark.parametrize("name", [name for name in TINY if name != "minicpm"])
 def test_what_config_json_leaves_out_is_what_transformers_takes(name):
     short = {key: value for key, value in TINY[name].items() if key in _WRITTEN_ALWAYS}
-    short |= {"num_hidden_layers": 8, "num_attention_heads": 8}
+    short |= {"num_hidden_layers": 8, "num_attention_heads": 8} | ({"num_key_value_heads": 8} if name == "helium" else {})
     theirs, ours = transformers_config(short), BY_NAME[name].from_hf(short)
     assert ours.num_kv_heads == theirs.num_key_value_heads and ours.norm_eps == theirs.rms_norm_eps
     assert ours.max_positions == theirs.max_position_embeddings and ours.tied == theirs.tie_word_embeddings
@@ -80,7 +81,7 @@ def test_no_gguf_for_layers_that_it_cannot_tell_apart(name, change, says):
         family.gguf_metadata(family.from_hf({**TINY[name], **change}))
 
 
-@pytest.mark.parametrize("name", ["cwm", "iquestcoder"])
+@pytest.mark.parametrize("name", ["cwm", "iquestcoder", "helium"])
 def test_a_family_of_known_parts_is_that_of_transformers(tmp_path, name):
     reference = random_reference(TINY[name], seed=5)
     reference.save_pretrained(tmp_path)
