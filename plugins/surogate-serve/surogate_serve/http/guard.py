@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Coroutine, MutableMapping, Sequence
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -23,6 +23,8 @@ OPEN_PATHS = frozenset({"/health", "/live", "/ready", "/"})
 CLIENT_LEFT = 499
 """The status that logs and figures give to what nobody was there to be answered; it is never sent."""
 ADMIN_PREFIX = "/admin/"
+KEPT_PREFIX = "/v1/responses/"
+"""What is below may be read while the server drains: answers that are not waited for are fetched there."""
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9_.:-]{1,64}")
 _PORT = re.compile(r":\d+$")
 _READ_ONLY = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -68,6 +70,14 @@ class Guard:
         self._active[exchange] = handler
         self._idle.clear()
 
+    def goes_on(self, exchange: Exchange, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Runs what a request leaves to be done after its answer; a drain waits for that too, or cancels it in the end."""
+        own = Exchange(exchange.method, exchange.path, exchange.client, exchange.request_id, exchange.key)
+        task = asyncio.create_task(work)
+        self.enter(own, task)
+        task.add_done_callback(lambda _: self.leave(own))
+        return task
+
     def leave(self, exchange: Exchange) -> None:
         self._active.pop(exchange, None)
         if not self._active:
@@ -91,7 +101,8 @@ class Guard:
             open_metrics = path == "/metrics" and self._settings.open_metrics
             if exchange.key is None and not probe and not open_metrics:
                 raise auth.refusal(headers)
-        if self.draining and not probe and path != "/metrics":
+        kept = path.startswith(KEPT_PREFIX) and scope["method"] == "GET"
+        if self.draining and not (probe or kept or path == "/metrics"):
             raise Refused("the server is shutting down", 503, "shutting_down", retry_after=5)
 
     def _check_host(self, headers: Sequence[tuple[bytes, bytes]]) -> None:
@@ -127,7 +138,7 @@ class _Passage:
         self._gone = asyncio.Event()
         client = scope.get("client")
         self._exchange = Exchange(scope["method"], scope["path"], client[0] if client else "", self._request_id())
-        self._exchange.send = self._answer
+        self._exchange.send, self._exchange.guard = self._answer, guard
         self._added = self._added_headers()
 
     async def run(self) -> None:

@@ -42,6 +42,8 @@ class Exchange:
     """Why the server itself ends this request, where it does."""
     send: Any = None
     """The connection's own `send`, for streams."""
+    guard: Any = None
+    """The `Guard` that let it pass, for work that goes on after the answer."""
 
     @staticmethod
     def new_id() -> str:

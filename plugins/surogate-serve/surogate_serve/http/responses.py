@@ -17,7 +17,9 @@ from starlette.responses import Response
 from ..types import Refused
 from .chat import Effort
 from .conversation import RENDERED_APART, Conversation, ask, prompt_of
+from .guard import Guard
 from .limits import Settings
+from .log import Exchange
 from .logprobs import TokenTexts
 from .requests import GenerationFields, Strict, exchange_of, json_bytes, read, resolve
 from .responses_input import Item, items_of, template_messages, tool_choice_of, tools_of
@@ -80,6 +82,7 @@ class ResponsesRoute:
         self._texts = {name: TokenTexts(model.tokenizer) for name, model in models.items()}
         self._store = ResponseStore()
         self._running: dict[str, asyncio.Task[None]] = {}  # in the background, by the response's id
+        self._unread: dict[str, asyncio.Event] = {}  # those that ended while the server drains
 
     # -- making one --------------------------------------------------------------------------------------------------
 
@@ -103,7 +106,7 @@ class ResponsesRoute:
             finished=keep,
         )
         if fields.background:
-            return self._in_background(reply, keep)
+            return self._in_background(exchange.guard, exchange, reply, keep)
         if fields.stream:
             return await open_stream(reply.frames(), reply.ending, settings.limits, exchange)
         return _json(await reply.whole())
@@ -148,8 +151,9 @@ class ResponsesRoute:
         )
         return items, conversation, size
 
-    def _in_background(self, reply: ResponseReply, keep: Any) -> Response:
-        """Answers at once; the response is found in the store."""
+    def _in_background(self, guard: Guard, exchange: Exchange, reply: ResponseReply, keep: Any) -> Response:
+        """Answers at once; the response is found in the store. A server that drains goes on until the response was read, as
+        it keeps none beyond its own end."""
         response = reply.response
         response["status"] = "queued"
         keep(response)
@@ -159,7 +163,10 @@ class ResponsesRoute:
             try:
                 await reply.whole()
             except asyncio.CancelledError:
-                response["status"] = "cancelled"
+                if guard.draining:
+                    reply.fail(Refused("the server is shutting down", 503, "shutting_down"))
+                else:
+                    response["status"] = "cancelled"
                 raise
             except Refused as refused:
                 reply.fail(refused)
@@ -168,9 +175,12 @@ class ResponsesRoute:
                 reply.fail(Refused("the server failed while it answered", 500, "internal_error"))
             finally:
                 self._running.pop(response["id"], None)
+            if guard.draining:
+                read = self._unread[response["id"]] = asyncio.Event()
+                await read.wait()
 
         answer = _json(response)
-        self._running[response["id"]] = asyncio.create_task(run())
+        self._running[response["id"]] = guard.goes_on(exchange, run())
         return answer
 
     # -- those that are kept -----------------------------------------------------------------------------------------
@@ -179,6 +189,8 @@ class ResponsesRoute:
         stored = self._of(request, number)
         if request.query_params.get("stream", "").lower() in ("true", "1"):
             raise Refused("a response that is kept cannot be streamed again", 400, "unsupported", "stream")
+        if (read := self._unread.pop(stored.response["id"], None)) is not None:
+            read.set()
         return _json(stored.response)
 
     async def delete(self, request: Request, number: str) -> Response:

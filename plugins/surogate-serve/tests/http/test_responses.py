@@ -348,6 +348,38 @@ def test_background(serve):
     assert api.responses.retrieve(third.id).error.code == "rate_limit_exceeded"
 
 
+def drain(server, seconds):
+    """Has the server drain; the future tells how many requests it had to end."""
+    future = asyncio.run_coroutine_threadsafe(server.app.guard.drain(seconds), server.loop)
+    wait_for(lambda: httpx.get(server.url + "/ready").status_code == 503)
+    return future
+
+
+def test_a_drain_waits_for_the_background_and_for_those_who_fetch_it(serve):
+    server = serve()
+    api = client(server)
+    server.call(_set(server.model, False))
+    made = api.responses.create(model="fake", input="Hi", background=True)
+    ending = drain(server, 120)
+    assert api.responses.retrieve(made.id).status in ("queued", "in_progress")
+    assert post(server).status_code == 503
+    server.call(_set(server.model, True))
+    wait_for(lambda: server.model.seen and not server.model.running and not server.model.waiting)
+    assert not ending.done()
+    wait_for(lambda: api.responses.retrieve(made.id).status == "completed")
+    assert ending.result(60) == 0
+
+
+def test_a_drain_ends_the_background_that_takes_too_long(serve):
+    server = serve()
+    server.call(_set(server.model, False))
+    made = client(server).responses.create(model="fake", input="Hi", background=True)
+    wait_for(lambda: server.model.waiting == 1)
+    assert drain(server, 0.1).result(60) == 1 and server.model.cancelled == 1
+    told = client(server).responses.retrieve(made.id)
+    assert told.status == "failed" and "shutting down" in told.error.message
+
+
 async def _set(model, goes):
     model.hold.set() if goes else model.hold.clear()
 
