@@ -49,6 +49,11 @@ class Family(ABC):
         """Hyperparameters from a config.json mapping. WeightError naming the key for anything it cannot honour: a setting
         is used or refused, never ignored."""
 
+    def from_folder(self, store: WeightStore) -> Hyperparameters:
+        """Hyperparameters from an opened Hugging Face folder. Of a family whose files differ in what config.json does not say
+        (whether they hold a head), it asks the tensors too."""
+        return self.from_hf(store.config)
+
     def from_gguf(self, store: WeightStore) -> Hyperparameters:
         """Hyperparameters from an opened GGUF file's metadata (``store.config``) and tensors."""
         raise WeightError(f"family {self.name} reads no GGUF files", "Give a Hugging Face folder.")

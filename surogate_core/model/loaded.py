@@ -43,7 +43,7 @@ class LoadedModel:
         else:
             chosen = _by_config(store.config, str(path), list(families), family)
             store.rename(chosen.hf_prefixes)
-            hyperparameters = chosen.from_hf(store.config)
+            hyperparameters = chosen.from_folder(store)
             model = cls(chosen, hyperparameters, store, chosen.hf_names(hyperparameters))
         model._check_tensors()
         model.embedding = _embedding(store, chosen, hyperparameters)

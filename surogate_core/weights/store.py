@@ -73,7 +73,7 @@ class WeightStore:
             prefix = next((each for each in prefixes if stored.startswith(each)), None)
             name = stored if prefix is None else prefixes[prefix] + stored.removeprefix(prefix)
             if name in files:
-                raise WeightError(f"{self.path}: both {self._stored.get(name, name)!r} and {stored!r} are the tensor {name!r}")
+                raise WeightError(f"{self.path}: both {self.stored_name(name)!r} and {stored!r} are the tensor {name!r}")
             files[name] = file
             if name != stored:
                 self._stored[name] = stored
@@ -86,11 +86,15 @@ class WeightStore:
         return name in self._files
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return self._file_of(name).shape(self._stored.get(name, name))
+        return self._file_of(name).shape(self.stored_name(name))
 
     def get(self, name: str) -> StoredTensor:
         """The tensor, a view into its mapped file; raises WeightError with the nearest names when there is none."""
-        return self._file_of(name).get(self._stored.get(name, name))
+        return self._file_of(name).get(self.stored_name(name))
+
+    def stored_name(self, name: str) -> str:
+        """The name that the files themselves give it."""
+        return self._stored.get(name, name)
 
     def _file_of(self, name: str) -> SafetensorsFile | GGUFFile:
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from surogate_core.dsl import Family, Model
@@ -23,6 +23,7 @@ _DEFAULTS: dict[str, Any] = {
     "vocab_size": 151936, "hidden_size": 4096, "intermediate_size": 22016, "num_hidden_layers": 32, "num_attention_heads": 32,
     "num_key_value_heads": 32, "max_position_embeddings": 32768, "sliding_window": 4096, "max_window_layers": 28,
 }
+_NORM = "model.norm.weight"
 # Keys that change the arithmetic in a way that these models do not have, and the values that mean "not so".
 _ONLY: dict[str, tuple[Any, ...]] = {
     "partial_rotary_factor": (None, 1.0), "use_mrope": (None, False), "num_experts": (None, 0), "is_causal": (None, True),
@@ -33,13 +34,15 @@ _ONLY: dict[str, tuple[Any, ...]] = {
 @dataclass(frozen=True)
 class QwenHyperparameters(DecoderHyperparameters):
     """layer_types: FULL or SLIDING, by layer. window: how many tokens back (itself included) a token of a sliding layer sees;
-    0 where none slides. qk_norm: each head of q and k is normed before it is rotated."""
+    0 where none slides. qk_norm: each head of q and k is normed before it is rotated. head: False for a checkpoint that makes
+    vectors and no text."""
 
     layer_types: tuple[str, ...] = ()
     window: int = 0
     qkv_bias: bool = False
     out_bias: bool = False
     qk_norm: bool = False
+    head: bool = True
 
 
 class QwenFamily(Family):
@@ -64,6 +67,12 @@ class QwenFamily(Family):
         fields |= _read_layers(settings, fields["num_layers"])
         out_bias = self.qk_norm and settings.flag("attention_bias")
         return QwenHyperparameters(**fields, qkv_bias=out_bias or not self.qk_norm, out_bias=out_bias, qk_norm=self.qk_norm)
+
+    def from_folder(self, store) -> QwenHyperparameters:
+        """Embedding models whose head would have a weight of its own are stored without it."""
+        h = self.from_hf(store.config)
+        body = self.architectures[1] in store.config.get("architectures", ()) or store.stored_name(_NORM) != _NORM
+        return replace(h, head=h.tied or "lm_head.weight" in store or not body)
 
     def from_gguf(self, store) -> QwenHyperparameters:
         metadata = GGUFMetadata(store)
@@ -90,7 +99,7 @@ class QwenFamily(Family):
     def hf_config(self, hyperparameters: QwenHyperparameters) -> dict[str, Any]:
         h = hyperparameters
         slides = [kind == SLIDING for kind in h.layer_types]
-        config = write_hf_decoder(h, self.name, self.architectures[0]) | write_hf_rope(h.rope)
+        config = write_hf_decoder(h, self.name, self.architectures[0 if h.head else 1]) | write_hf_rope(h.rope)
         if self.qk_norm:
             config["attention_bias"] = h.out_bias
         return config | {

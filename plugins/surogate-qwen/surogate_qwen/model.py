@@ -32,4 +32,5 @@ class Qwen(Model):
         self.embed = Embedding(h.vocab_size, h.hidden_size, init_std=h.init_std)
         self.layers = Stack(h.layer_types, lambda kind: QwenBlock(h, h.window if kind == "sliding_attention" else 0))
         self.final_norm = RMSNorm(h.hidden_size, h.norm_eps)
-        self.lm_head = LMHead(h.hidden_size, h.vocab_size, self.embed if h.tied else None, init_std=h.init_std)
+        if h.head:
+            self.lm_head = LMHead(h.hidden_size, h.vocab_size, self.embed if h.tied else None, init_std=h.init_std)

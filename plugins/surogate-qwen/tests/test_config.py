@@ -6,11 +6,12 @@ import json
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from surogate_core.errors import WeightError
 from surogate_core.model import LoadedModel
 from surogate_core.testing.parity import Parity, random_reference
-from surogate_core.weights.export import write_gguf
+from surogate_core.weights.export import write_gguf, write_hf
 from surogate_core.weights.tensor import from_f32
 from surogate_qwen.family import FAMILIES
 from surogate_qwen.presets import PRESETS
@@ -98,6 +99,33 @@ def test_a_body_without_a_head_is_read_under_either_name(tmp_path, named):
     parity = Parity.of(QWEN3_FAMILY, reference, tmp_path)
     assert "embed_tokens.weight" not in parity.loaded.store and parity.logits_error() < 2e-5
     assert QWEN3_FAMILY.hf_config(parity.loaded.hyperparameters)["architectures"] == ["Qwen3ForCausalLM"]
+
+
+@pytest.mark.parametrize("named", ["Qwen3Model", "Qwen3ForCausalLM"])
+def test_a_body_whose_head_would_be_its_own_writes_no_text(tmp_path, named):
+    torch = pytest.importorskip("torch", reason=WHY)
+    transformers = pytest.importorskip("transformers", reason=WHY)
+    reference = random_reference({**QWEN3, "tie_word_embeddings": False}).model
+    reference.save_pretrained(tmp_path / "body")
+    config = json.loads((tmp_path / "body" / "config.json").read_text())
+    (tmp_path / "body" / "config.json").write_text(json.dumps({**config, "architectures": [named]}))
+    model = LoadedModel.open(tmp_path / "body", FAMILIES)
+    assert not model.writes_text
+    parameters = {name: model.names.load(model.store, name) for name, _ in model.dsl().parameters()}
+    write_hf(tmp_path / "again", model.names.export(parameters), model.family.hf_config(model.hyperparameters), dtype="f32")
+    again = LoadedModel.open(tmp_path / "again", FAMILIES)
+    assert again.hyperparameters == model.hyperparameters
+    theirs = transformers.AutoModel.from_pretrained(tmp_path / "again", dtype=torch.float32).state_dict()
+    assert all(torch.equal(value, theirs[name]) for name, value in reference.state_dict().items())
+
+
+def test_a_checkpoint_that_lost_its_head_is_refused(tmp_path):
+    random_reference({**QWEN3, "tie_word_embeddings": False}).save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    del tensors["lm_head.weight"]
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(WeightError, match="no tensor 'lm_head.weight'"):
+        LoadedModel.open(tmp_path, FAMILIES)
 
 
 def test_gguf_that_cannot_be_honoured_is_refused(tmp_path):
