@@ -186,6 +186,27 @@ def test_schemas_that_are_none_are_the_requests_error_or_mean_nothing(tokenizer,
                 assert refused.status == 400 and refused.param == "tools"
 
 
+@pytest.mark.parametrize("space, most", [("\n", 2), (" ", 4), ("\t", 4), ("\r\n", 2), ("\n" + " " * 40, 1)])
+@pytest.mark.parametrize("parts", [("", "{"), ("{", '"a"'), ('{"a"', ":"), ('{"a":', "[1]"), ('{"a":[', "1]"), ('{"a":[1', "]}")])
+def test_spaces_in_json_come_to_an_end(grammars, tokenizer, parts, space, most):
+    before, after = parts
+    for constraint in (JsonObject(), JsonSchema({"type": "object", "properties": {"a": {"type": "array"}}})):
+        grammar = compiled(grammars, constraint)
+        if not before:
+            assert walk(grammars, tokenizer, grammar, space) == [-1]
+            continue
+        assert -1 not in walk(grammars, tokenizer, grammar, before, *[space] * most, after)
+        assert walk(grammars, tokenizer, grammar, before, *[space] * (most + 1))[-1] == -1
+
+
+def test_indented_json_is_json(grammars, tokenizer):
+    value: dict = {"a": [1, {"b": None}]}
+    for _ in range(7):
+        value = {"deeper": [value], "more": "x"}
+    for text in (json.dumps(value), json.dumps(value, indent=2), json.dumps(value, separators=(",", ":"))):
+        assert walk(grammars, tokenizer, compiled(grammars, JsonObject()), text) == [1]
+
+
 def test_texts_that_are_not_unicode(grammars):
     for constraint in (Choice(["\ud83d"]), Regex("\ud83d")):
         with pytest.raises(Refused, match="Unicode"):
