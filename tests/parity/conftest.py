@@ -49,8 +49,8 @@ class LlamaCpp:
     def try_asking(self, questions: Sequence[dict[str, Any]], scratch: Path) -> list[dict[str, Any]]:
         """The same, where the reply for a model that does not load has its "error" alone."""
         requests = [
-            {"threads": 1, "context": 256, "tokenize": [], "logits": [], "greedy": [], "logits_file": str(scratch / f"{i}.f32"),
-             **question, "model": str(question["model"])}
+            {"threads": 1, "context": 256, "tokenize": [], "logits": [], "greedy": [], "embed": [],
+             "logits_file": str(scratch / f"{i}.f32"), **question, "model": str(question["model"])}
             for i, question in enumerate(questions)
         ]
         driver = Path(__file__).parent / "llama_cpp" / "driver.mjs"

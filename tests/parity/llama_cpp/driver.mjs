@@ -3,9 +3,9 @@
 // The addon is the native half of the npm package @node-llama-cpp/linux-x64, loaded without the JavaScript around it.
 //
 // request, one of a list: {model, threads, context, tokenize: [[text, parse_special], ...], logits: [[id, ...], ...],
-//                          logits_file, greedy: [[[id, ...], count], ...]}
+//                          logits_file, greedy: [[[id, ...], count], ...], embed: [[id, ...], ...]}
 // reply, in their order:  {tokenize: [[id, ...], ...], greedy: [[id, ...], ...], gaps: [[number, ...], ...], add_bos,
-//                          description}, or {error} for a file that llama.cpp does not load
+//                          description, embed: [[number, ...], ...]}, or {error} for a file that llama.cpp does not load
 // logits_file gets float32 [positions of all sequences, vocabulary]. gaps: first minus second logit at each greedy step.
 import {createRequire} from "node:module";
 import {readFileSync, writeFileSync} from "node:fs";
@@ -94,16 +94,36 @@ async function evaluateAll(llama, model, request, reply) {
     await context.dispose();
 }
 
+// The vector of each text, pooled as the file says and not normalised.
+async function embedAll(llama, model, request, reply) {
+    const size = request.context;
+    const context = new llama.AddonContext(model, {contextSize: size, batchSize: size, sequences: 1, swaFullCache: true,
+        embeddings: true, flashAttention: false, threads: request.threads, kvCacheKeyType: F32_CACHE,
+        kvCacheValueType: F32_CACHE});
+    if (!await context.init())
+        throw new Error("llama.cpp makes no context");
+    for (const tokens of request.embed) {
+        context.initBatch(tokens.length);
+        context.addToBatch(0, 0, Uint32Array.from(tokens), Uint32Array.from(tokens.map((_, i) => i)));
+        await context.decodeBatch();
+        reply.embed.push([...context.getEmbedding(tokens.length)]);
+        context.disposeSequence(0);
+    }
+    await context.dispose();
+}
+
 async function answer(llama, request) {
     const model = new llama.AddonModel(request.model, {addonExports: llama, gpuLayers: 0, useMmap: true, checkTensors: true});
     if (!await model.init())
         return {error: `llama.cpp does not load ${request.model}`};
-    const reply = {tokenize: [], greedy: [], gaps: [], add_bos: model.shouldPrependBosToken(),
+    const reply = {tokenize: [], greedy: [], gaps: [], embed: [], add_bos: model.shouldPrependBosToken(),
         description: model.getModelDescription()};
     for (const [text, special] of request.tokenize)
         reply.tokenize.push([...model.tokenize(text, special)]);
     if (request.logits.length + request.greedy.length > 0)
         await evaluateAll(llama, model, request, reply);
+    if (request.embed.length > 0)
+        await embedAll(llama, model, request, reply);
     await model.dispose();
     return reply;
 }
