@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from surogate_core.errors import ConfigError
 from surogate_core.generate import Decoder, installed_families
 from surogate_core.model import FrozenWeights, LoadedModel
 from surogate_core.passes import RECIPES
-from surogate_serve.engine import EngineOptions
+from surogate_serve.engine import EngineOptions, runtime
 from surogate_serve.models import ServedModel
 from surogate_serve.types import Delta, Generation, Refused, Sampling
 
@@ -236,3 +237,8 @@ def test_bits_do_not_depend_on_batch_and_cache(tiny):
         assert [told(each) for each in batch] == alone and [told(each) for each in warm] == alone
     finally:
         model.close()
+
+
+def test_few_tokens_are_as_many_as_the_kernels_take():
+    kernels = (Path(__file__).parents[3] / "native/backends/cuda/linear_few.cuh").read_text()
+    assert re.findall(r"constexpr int kFewTokens = (\d+);", kernels) == [str(runtime.FEW_TOKENS)]

@@ -25,7 +25,8 @@ from .sizes import Bucket
 
 
 FEW_TOKENS = 8
-"""Up to so many tokens a device's products read blocks of quantised weights as they are; above, they read decoded ones."""
+"""Up to so many tokens a device's products read blocks of quantised weights as they are; above, they read decoded ones.
+The number is that of the kernels for few tokens (kFewTokens of native/backends/cuda/linear_few.cuh)."""
 
 
 @dataclass(frozen=True)
