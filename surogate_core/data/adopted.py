@@ -15,21 +15,21 @@ if TYPE_CHECKING:
 
 
 def adopt_template(template: ChatTemplate, tokenizer: Tokenizer) -> None:
-    """From here on the tokenizer has this template, and so has what is saved with it; the token that ends the template's
-    turns ends answers.
+    """From here on the tokenizer has this template, and so has what is saved with it; the token that ends the
+    template's turns ends answers.
 
     Raises DataError where the tokenizer has no such token: a model would never end an answer.
     """
     end, token = _turn_end(template, tokenizer)
     if end and token is None:
-        raise DataError(f"the chat template ends a turn with {end!r}, which is no token of {tokenizer.where}: answers would "
-                        "never end", "Choose a template whose markers the tokenizer has, or `plain`.")
+        raise DataError(f"the chat template ends a turn with {end!r}, which is no token of {tokenizer.where}: answers "
+                        "would never end", "Choose a template whose markers the tokenizer has, or `plain`.")
     tokenizer.use_chat_template(template.source, token)
 
 
 def adopt_saved_template(folder: str | Path, tokenizer: Tokenizer) -> None:
-    """The same for the template beside an adapter in ``folder``, where it is another than the tokenizer's. The adapter may
-    be of another program, so its turns may end as they like."""
+    """The same for the template beside an adapter in ``folder``, where it is another than the tokenizer's. The adapter
+    may be of another program, so its turns may end as they like."""
     source = saved_chat_template(folder)
     if source is not None and source != tokenizer.chat_template:
         template = ChatTemplate(source, tokenizer.bos_token, tokenizer.eos_token)

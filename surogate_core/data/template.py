@@ -100,7 +100,7 @@ class ChatTemplate:
 def load_template(choice: str | None, tokenizer: Any, named: Mapping[str, str] = BUILTIN) -> ChatTemplate | None:
     """The template that a config's `chat_template` names: None (the tokenizer's own), a name, a file or Jinja text.
 
-    tokenizer: has `chat_template`, `bos_token` and `eos_token`. named: Jinja texts by name, such as those of all plugins.
+    tokenizer: has `chat_template`, `bos_token` and `eos_token`. named: Jinja texts by name, such as those of plugins.
     None where the tokenizer has no template. Raises DataError for a name that is not known.
     """
     source = tokenizer.chat_template if choice in (None, "tokenizer_default") else _template_source(choice, named)

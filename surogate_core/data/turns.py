@@ -84,8 +84,8 @@ class TurnFinder:
         return rendering.text, turns
 
     def _learn(self) -> tuple[list[str], str | None, bool]:
-        """What this template writes before an answer, the last one and an earlier one (where it can be told), and after it,
-        from the shortest chats; whether it has a generation prompt."""
+        """What this template writes before an answer, the last one and an earlier one (where it can be told), and after
+        it, from the shortest chats; whether it has a generation prompt."""
         question, answer = {"role": "user", "content": "hello"}, {"role": "assistant", "content": _PROBE}
         asked = self._try([question])
         prompts = asked != self._try([question], add_generation_prompt=True)
@@ -121,8 +121,8 @@ class TurnFinder:
         return None
 
     def _headers(self, rendering: _Rendering, index: int) -> Iterator[str]:
-        """Everything before the answer. A template without a generation prompt gets the header learned from it; one that
-        has none just here lets the turn before go on."""
+        """Everything before the answer. A template without a generation prompt gets the header learned from it; one
+        that has none just here lets the turn before go on."""
         before = rendering.of(rendering.messages[:index])
         prompted = rendering.of(rendering.messages[:index], add_generation_prompt=True)
         if prompted is not None and (prompted != before or self._prompts):

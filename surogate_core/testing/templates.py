@@ -73,16 +73,20 @@ CONVERSATIONS = {
         [_user("why?"), _answer("So.", "hm"), *_TALK[2:]], variables={"enable_thinking": True}
     ),
     "tools": Conversation([_SYSTEM, *_TALK[:1]], TOOLS),
-    "call": Conversation([_user("rain?"), _answer("", calls=[WEATHER]), _result(1, '{"c": "7°"}'), _answer("It rains.")], TOOLS),
+    "call": Conversation(
+        [_user("rain?"), _answer("", calls=[WEATHER]), _result(1, '{"c": "7°"}'), _answer("It rains.")], TOOLS
+    ),
     "calls": Conversation(
-        [_SYSTEM, _user("both"), _answer("", calls=[WEATHER, ADD]), _result(1, "wet"), _result(2, "3"), _answer("Done."),
-         _user("thanks")], TOOLS,
+        [_SYSTEM, _user("both"), _answer("", calls=[WEATHER, ADD]), _result(1, "wet"), _result(2, "3"),
+         _answer("Done."), _user("thanks")], TOOLS,
     ),
     "steps": Conversation(
         [_user("first one, then the other"), _answer("", "I need both", [WEATHER]), _result(1, "wet"),
          _answer("", calls=[ADD]), _result(2, "3"), _answer("Done.")], TOOLS, {"enable_thinking": True},
     ),
-    "text and call": Conversation([_user("rain?"), _answer("I look.", calls=[WEATHER]), _result(1, "wet"), _answer("Wet.")], TOOLS),
+    "text and call": Conversation(
+        [_user("rain?"), _answer("I look.", calls=[WEATHER]), _result(1, "wet"), _answer("Wet.")], TOOLS
+    ),
 }
 
 
@@ -121,8 +125,9 @@ def tokenizer_with(source: str, folder: Path, special: list[str], bos: str, eos:
 def encoded(tokenizer: Tokenizer, conversation: Conversation, **options: Any) -> Any:
     """The conversation as a run trains on it (`surogate_core.data.Encoded`); ``options``: of the `Encoder`."""
     template = _compiled(tokenizer.chat_template or "", tokenizer.bos_token, tokenizer.eos_token)
-    example = Example(messages=conversation.messages, tools=conversation.tools, template_variables=conversation.variables)
-    return Encoder(tokenizer, template, **options).encode(example)
+    return Encoder(tokenizer, template, **options).encode(
+        Example(messages=conversation.messages, tools=conversation.tools, template_variables=conversation.variables)
+    )
 
 
 def trained(tokenizer: Tokenizer, conversation: Conversation, **options: Any) -> list[str]:

@@ -132,11 +132,12 @@ class Tokenizer:
         return cls(backend, facts, str(folder))
 
     def use_chat_template(self, template: str, end: str | None = None) -> None:
-        """The default template from here on, and of what is saved. ``end``: a token that ends its turns, and answers."""
+        """The default template from here on, and of what is saved. ``end``: a token that ends turns, and so answers."""
         self.chat_template = self.chat_templates["default"] = template
         number = None if end is None else self._backend.token_to_id(end)
         if number is not None and number not in self.stop_token_ids:
-            self._facts = replace(self._facts, eot=number, stop=(*self._facts.stop, *(() if self._facts.eot is None else (self._facts.eot,))))
+            earlier = () if self._facts.eot is None else (self._facts.eot,)
+            self._facts = replace(self._facts, eot=number, stop=(*self._facts.stop, *earlier))
             self.eot_token_id = number
             self.stop_token_ids = (*self.stop_token_ids, number)
 

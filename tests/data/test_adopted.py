@@ -16,7 +16,8 @@ TALK = "{% for m in messages %}<a>{{ m.role }} {{ m.content }}<b>\n{% endfor %}"
 
 @pytest.fixture
 def folder(tmp_path):
-    return write_byte_tokenizer(tmp_path / "model", ["<a>", "<b>", "<b>\n", "<end>"], eos_token="<end>", chat_template="own")
+    special = ["<a>", "<b>", "<b>\n", "<end>"]
+    return write_byte_tokenizer(tmp_path / "model", special, eos_token="<end>", chat_template="own")
 
 
 def test_the_template_is_saved_and_its_longest_token_ends_answers(folder, tmp_path):

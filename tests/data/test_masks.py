@@ -165,7 +165,7 @@ class TestThoughts:
 
     def test_a_thought_of_the_last_answer_that_the_template_drops_is_refused(self, tokenizer):
         thoughtful = {"role": A, "content": "five dog", "reasoning_content": "lazy fox"}
-        with pytest.raises(DataError, match=r"messages\[3\] \(assistant\): the chat template leaves out its reasoning_content"):
+        with pytest.raises(DataError, match=r"messages\[3\] \(assistant\): .* leaves out its reasoning_content"):
             encode(tokenizer, TEMPLATES["chatml"], [*TALK[:3], thoughtful])
         earlier = [TALK[0], {**thoughtful, "content": "three"}, *TALK[2:]]
         assert on(encode(tokenizer, TEMPLATES["chatml"], earlier), tokenizer)[0] == "three<|im_end|>"

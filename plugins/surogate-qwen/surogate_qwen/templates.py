@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-TEMPLATES = {
-    name: (Path(__file__).parent / "templates" / f"{name}.jinja").read_text(encoding="utf-8") for name in ("qwen2.5", "qwen3")
-}
+_FOLDER = Path(__file__).parent / "templates"
+
+TEMPLATES = {name: (_FOLDER / f"{name}.jinja").read_text(encoding="utf-8") for name in ("qwen2.5", "qwen3")}
