@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -59,7 +59,8 @@ class EmbeddingsRoute:
             prompts_of, given, chosen.model.tokenizer, "input", limits.prompts,
             add_special_tokens=fields.add_special_tokens is not False,
         )  # fmt: skip
-        prompts = [_fit(prompt, fields, about.longest, index) for index, prompt in enumerate(prompts)]
+        ends = chosen.model.tokenizer.stop_token_ids
+        prompts = [_fit(prompt, fields, about.longest, ends, index) for index, prompt in enumerate(prompts)]
         count = sum(map(len, prompts))
         if count > limits.embedding_tokens:
             raise Refused(
@@ -81,10 +82,12 @@ class EmbeddingsRoute:
         return Response(json_bytes(body), media_type="application/json")
 
 
-def _fit(prompt: list[int], fields: EmbeddingRequest, most: int, index: int) -> list[int]:
-    cut = fields.truncate_prompt_tokens
-    if cut is not None and cut != 0:
-        prompt = prompt[: most if cut == -1 else min(cut, most)]
+def _fit(prompt: list[int], fields: EmbeddingRequest, most: int, ends: Sequence[int], index: int) -> list[int]:
+    """``prompt``, cut where that is asked for; a token of ``ends`` behind it stays, as a vector may be made of it."""
+    cut = fields.truncate_prompt_tokens or 0
+    kept = most if cut == -1 else min(cut, most)
+    if cut and len(prompt) > kept:
+        prompt = prompt[: kept - 1] + prompt[-1:] if prompt[-1] in ends else prompt[:kept]
     if len(prompt) > most:
         raise Refused(
             f"input {index} has {len(prompt)} tokens, and this model takes at most {most}", 400,

@@ -136,6 +136,9 @@ def test_what_embeddings_refuse(server):
     assert too_long.status_code == 400 and error["code"] == "context_length_exceeded"
     assert (error["n_prompt_tokens"], error["n_ctx"]) == (5000, 4096)
     assert post(server, "/v1/embeddings", input=[20] * 5000, truncate_prompt_tokens=-1).status_code == 200
+    cut = [post(server, "/v1/embeddings", input=given, truncate_prompt_tokens=4).json()["data"][0]["embedding"]
+           for given in ([20] * 9 + [5], [20, 20, 20, 5], [20] * 9, [20] * 4)]  # 5 ends texts, and stays behind them
+    assert cut[0] == cut[1] != cut[2] == cut[3]
     for body, param in (
         ({"input": []}, "input"),
         ({"input": ""}, "input"),
