@@ -145,7 +145,7 @@ def _elementwise(t: int, n: int, wide: int) -> Iterator[Call]:
     for dtypes in (("f32", "bf16"), ("bf16", "f32")):
         yield "cast", [("x", dtypes[0], (t, n))], [("y", dtypes[1], (t, n))], {"out_dtype": dtypes[1]}
     yield ("add", [("a", "f32", (t, n)), ("b", "bf16", (t, n))], [("y", "f32", (t, n))], {"out_dtype": "f32"})
-    yield "scale", [("x", "bf16", (t, n))], [("y", "bf16", (t, n))], {"factor": 2.0, "out_dtype": "bf16"}
+    yield "scale", [("x", "bf16", (t, n)), None], [("y", "bf16", (t, n))], {"factor": 2.0, "out_dtype": "bf16"}
     yield "accumulate", [("x", "bf16", (t, n))], [("y", "f32", (t, n))], {}
     yield "fill", [], [("y", "f32", (t, n))], {"value": 0.0}
     yield "dropout", [("x", "bf16", (t, n)), ("seed", "i32", (2,))], [("y", "bf16", (t, n))], {"p": 0.1, "stream_id": 0}

@@ -57,8 +57,8 @@ def measure_ceilings(
     runs = max(2, int(seconds / min(rested) / 2))
     _seconds(product, runs)
     sustained = _seconds(product, runs) / runs
-    move = one_op("scale", [("x", "f32", (copied,))], [("y", "f32", (copied,))], {"factor": 1.0, "out_dtype": "f32"}, backend,
-                  threads, device)
+    operand = ("f32", (copied,))
+    move = one_op("scale", [("x", *operand), None], [("y", *operand)], {"factor": 1.0, "out_dtype": "f32"}, backend, threads, device)
     times = [_seconds(move, 4) / 4 for _ in range(5)]
     return Ceilings(size, flops / min(rested), flops / sustained, 8.0 * copied / min(times))
 
