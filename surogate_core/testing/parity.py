@@ -182,7 +182,9 @@ class Parity:
     def reference_greedy(self, prompt: Sequence[int], count: int) -> list[int]:
         torch = _need("torch")
         with torch.no_grad():
-            ids = self.reference.generate(torch.tensor([list(prompt)]), max_new_tokens=count, do_sample=False)
+            ids = torch.tensor([list(prompt)])
+            # Without a mask, tokens that happen to be the padding token would be hidden.
+            ids = self.reference.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False)
         return ids[0, len(prompt):].tolist()
 
     def _reference_in(self, dtype: str) -> Any:

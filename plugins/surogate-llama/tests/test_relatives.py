@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 
 from surogate_core.errors import WeightError
+from surogate_core.model import LoadedModel
 from surogate_core.testing.parity import Parity, random_reference
+from surogate_core.weights.export import write_gguf
 from surogate_llama.family import FAMILIES
 from surogate_llama.tiny import ERNIE, GRANITE, LLAMA, LLAMA3_ROPE, MINISTRAL, SMOLLM3
 
@@ -81,15 +84,38 @@ def test_no_gguf_for_layers_that_it_cannot_tell_apart(name, change, says):
         family.gguf_metadata(family.from_hf({**TINY[name], **change}))
 
 
+def checkpoint(name, folder) -> Parity:
+    reference = random_reference(TINY[name], seed=5)
+    reference.save_pretrained(folder)
+    saved = json.loads((folder / "config.json").read_text())  # "architectures" is the class that transformers uses
+    (folder / "config.json").write_text(json.dumps({**saved, "architectures": TINY[name]["architectures"]}))
+    return Parity.of(BY_NAME[name], reference, folder, seed=5)
+
+
+def agree(parity: Parity) -> None:
+    assert parity.logits_error() < 2e-5
+    errors = parity.gradient_errors()
+    assert errors.pop("loss") < 1e-6 and max(errors.values()) < 1e-4
+    prompt = parity.batch.tokens[14:38].tolist()
+    assert parity.greedy(prompt, 8) == parity.reference_greedy(prompt, 8)
+
+
 @pytest.mark.parametrize("name", ["cwm", "iquestcoder", "helium"])
 def test_a_family_of_known_parts_is_that_of_transformers(tmp_path, name):
-    reference = random_reference(TINY[name], seed=5)
-    reference.save_pretrained(tmp_path)
-    saved = json.loads((tmp_path / "config.json").read_text())  # "architectures" is the class that transformers uses
-    (tmp_path / "config.json").write_text(json.dumps({**saved, "architectures": TINY[name]["architectures"]}))
-    parity = Parity.of(BY_NAME[name], reference, tmp_path, seed=5)
-    assert parity.logits_error() < 2e-5
+    parity = checkpoint(name, tmp_path)
+    agree(parity)
     assert len(set(parity.loaded.hyperparameters.kinds)) == (2 if name == "cwm" else 1)
+
+
+@pytest.mark.parametrize("name", ["iquestcoder", "helium"])
+def test_a_gguf_of_architecture_llama_is_the_same_model_as_llama(tmp_path, name):
+    parity = checkpoint(name, tmp_path)
+    family, h = parity.loaded.family, parity.loaded.hyperparameters
+    parameters = {each: parity.loaded.names.load(parity.loaded.store, each) for each, _ in parity.loaded.dsl().parameters()}
+    write_gguf(tmp_path / "m.gguf", family.gguf_names(h).export(parameters), family.gguf_metadata(h), dtype="f32")
+    ours, parity.loaded = parity.logits(), LoadedModel.open(tmp_path / "m.gguf", FAMILIES)
+    assert parity.loaded.family.name == "llama"
+    np.testing.assert_allclose(parity.logits(), ours, rtol=1e-5, atol=1e-5)
 
 
 @pytest.fixture
@@ -106,8 +132,4 @@ def minicpm(tmp_path) -> Parity:
 
 def test_minicpm_is_llama_with_three_multipliers(minicpm):
     assert minicpm.loaded.hyperparameters.tied
-    assert minicpm.logits_error() < 2e-5
-    errors = minicpm.gradient_errors()
-    assert errors.pop("loss") < 1e-6 and max(errors.values()) < 1e-4
-    prompt = minicpm.batch.tokens[14:38].tolist()
-    assert minicpm.greedy(prompt, 8) == minicpm.reference_greedy(prompt, 8)
+    agree(minicpm)
