@@ -204,12 +204,14 @@ class Reader {
     }
     const nb::object prompt = logprobs(item.has_prompt_logprobs, item.prompt_logprobs);
     const nb::object sampled = logprobs(item.has_logprobs, item.logprobs);
-    nb::object stop = nb::none(), error = nb::none(), finish = nb::none();
+    nb::object stop = nb::none(), error = nb::none(), finish = nb::none(), queued = nb::none();
     if (item.finish != Finish::kNone) finish = nb::str(kFinishes[static_cast<size_t>(item.finish)]);
     if (item.stop_token >= 0) stop = nb::int_(item.stop_token);
     if (item.has_stop_string) stop = nb::str(d_.strings[string_].data(), d_.strings[string_].size()), string_ += 1;
     if (item.has_error) error = nb::str(d_.strings[string_].data(), d_.strings[string_].size()), string_ += 1;
-    return nb::make_tuple(item.id, item.choice, tokens, text, pieces, sampled, prompt, item.cached_tokens, finish, stop, error);
+    if (item.queued_seconds >= 0) queued = nb::float_(item.queued_seconds);
+    return nb::make_tuple(
+        item.id, item.choice, tokens, text, pieces, sampled, prompt, item.cached_tokens, finish, stop, error, queued);
   }
 
  private:

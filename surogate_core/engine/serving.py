@@ -16,10 +16,10 @@ Reason = Literal["invalid", "context", "full", "draining", "dead"]
 
 Row = tuple[
     int, int, list[int], str, list[tuple[int, str]], list[tuple] | None, list[tuple] | None, int, str | None,
-    str | int | None, str | None,
+    str | int | None, str | None, float | None,
 ]
-"""id, choice, tokens, text, pieces (token, text), logprobs, prompt_logprobs, cached_tokens, finish, stop, error. A
-log-probability is (token, logprob or None, ((token, logprob), ...))."""
+"""id, choice, tokens, text, pieces (token, text), logprobs, prompt_logprobs, cached_tokens, finish, stop, error, queued
+(seconds until the request began; None before that). A log-probability is (token, logprob or None, ((token, logprob), ...))."""
 
 
 class Refusal(EngineError):

@@ -39,10 +39,11 @@ class Answer:
     finish: str | None = None
     stop: Any = None
     error: str | None = None
+    queued: float | None = None
 
     def add(self, row: tuple) -> None:
         assert self.finish is None, "nothing follows the end of a choice"
-        _, _, tokens, text, pieces, logprobs, prompt, self.cached, self.finish, self.stop, self.error = row
+        _, _, tokens, text, pieces, logprobs, prompt, self.cached, self.finish, self.stop, self.error, self.queued = row
         assert text == "".join(piece for _, piece in pieces)
         self.tokens += tokens
         self.text += text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -154,6 +155,27 @@ def test_the_better_priority_goes_first(tiny, opened):
     assert ends == [third, first, second]
     check(tiny, client, {first: (slow, 80), second: (late, 5), third: (urgent, 5)})
     assert loop.stats()["preemptions"] == 1
+
+
+def test_how_long_a_request_waited_is_told(tiny, opened):
+    gate = Gate()
+    loop = tiny.open(places=1, masks=gate)
+    opened.append(loop)
+    client = Client(loop)
+    gate.hold(1)
+    begun = time.monotonic()
+    first = client.submit([1, 2, 3], max_tokens=2, grammars=[0])
+    gate.wait()
+    asking = time.monotonic()
+    second = client.submit([4, 5, 6], max_tokens=2, n=2)
+    asked = time.monotonic()
+    client.poll()
+    goes_on = time.monotonic()
+    gate.release()
+    client.wait()
+    assert 0 <= client.answers[first, 0].queued <= asking - begun
+    waited = client.answers[second, 0].queued
+    assert goes_on - asked <= waited <= time.monotonic() - asking and client.answers[second, 1].queued == waited
 
 
 def test_a_prompt_leaves_room_for_those_that_answer(tiny, opened):

@@ -23,6 +23,7 @@ Deltas::Item &Answers::item(const Sequence &sequence) {
   if (deltas.items.empty() || deltas.items.back().id != group.id || deltas.items.back().choice != sequence.choice) {
     deltas.items.push_back({group.id, sequence.choice});
     deltas.items.back().cached_tokens = std::max(group.cached_tokens, 0);
+    deltas.items.back().queued_seconds = group.queued_seconds;
     deltas.items.back().has_logprobs = group.request.logprobs >= 0;
   }
   return deltas.items.back();

@@ -23,6 +23,7 @@ struct Deltas {
     int32_t tokens = 0, pieces = 0, logprobs = 0, prompt_logprobs = 0;
     uint32_t text = 0;  // bytes
     int32_t cached_tokens = 0;
+    double queued_seconds = -1;  // of its request; -1: it has not begun
     Finish finish = Finish::kNone;
     int32_t stop_token = -1;
     bool has_stop_string = false, has_error = false, has_logprobs = false, has_prompt_logprobs = false;

@@ -152,6 +152,7 @@ Refusal Loop::submit(Generation generation, int64_t &id) {
     return {"full", std::to_string(incomplete_) + " requests run or wait already"};
   }
   id = group->id = group->arrival = next_id_++;
+  group->submitted = Clock::now();
   incomplete_ += 1;
   submitted_.push_back(std::move(group));
   work_.notify_one();

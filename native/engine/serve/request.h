@@ -5,6 +5,7 @@
 // else to its state: a prompt, an answer and a sequence that lost its blocks are all the same, tokens to be computed.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -85,6 +86,8 @@ struct Sequence {
 struct Group {
   int64_t id = 0;
   int64_t arrival = 0;
+  std::chrono::steady_clock::time_point submitted{};
+  double queued_seconds = -1;  // until its first choice began; -1: not begun
   Generation request;
   Hash128 root;
   int32_t limit = 0;        // tokens of a choice, prompt included, at which it ends

@@ -184,7 +184,10 @@ bool Scheduler::try_admit(const SequenceRef &sequence) {
   s.scheduled = found * options_.block_size;
   s.place = free_places_.back();
   free_places_.pop_back();
-  if (!s.begun && s.choice == 0) group.cached_tokens = std::min(s.scheduled, group.prompt_tokens());
+  if (!s.begun && s.choice == 0) {
+    group.cached_tokens = std::min(s.scheduled, group.prompt_tokens());
+    group.queued_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - group.submitted).count();
+  }
   s.begun = true;
   cache_queries_ += s.known();
   cache_hits_ += s.scheduled;

@@ -97,13 +97,17 @@ class ServedModel:
     async def generate(self, generation: Generation) -> AsyncIterator[Delta]:
         """The deltas of all choices, each of which ends with one that has a finish. Closing this cancels the request. Raises
         `Refused` before the first delta where the request is not taken."""
+        asked = time.perf_counter()
         held = None if generation.adapter is None else await self._adapters.acquire(generation.adapter)
+        waited = 0.0 if held is None else time.perf_counter() - asked
         box = AsyncMailbox()
         running = self._submit(generation, held, box)
         try:
             while running.unfinished:
                 for delta in await box.get():
                     running.take(delta)
+                    if waited and delta.queued is not None:
+                        delta.queued += waited
                     yield delta
         except EngineDead as death:
             for choice in sorted(running.unfinished):

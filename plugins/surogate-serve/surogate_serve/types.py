@@ -94,6 +94,8 @@ class Delta:
     finish: FinishReason | None = None
     stop: str | int | None = None
     error: str | None = None
+    queued: float | None = None
+    """Seconds that its request waited until the engine began with it; None before that."""
 
 
 class Refused(Exception):

@@ -59,9 +59,10 @@ def refused(refusal: Refusal, generation: Generation, context: int) -> Refused:
 
 def delta_of(row: Row) -> tuple[int, Delta]:
     """The request's id, and what one of its choices gained."""
-    number, choice, tokens, text, pieces, logprobs, prompt_logprobs, cached, finish, stop, error = row
+    number, choice, tokens, text, pieces, logprobs, prompt_logprobs, cached, finish, stop, error, queued = row
     return number, Delta(
-        choice, tokens, text, pieces, _logprobs(logprobs), _logprobs(prompt_logprobs), cached, finish, stop, error
+        choice, tokens, text, pieces, _logprobs(logprobs), _logprobs(prompt_logprobs), cached, finish, stop, error,
+        queued,
     )
 
 

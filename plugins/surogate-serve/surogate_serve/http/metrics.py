@@ -21,10 +21,13 @@ from .log import Exchange, current
 PREFIX = "surogate_"
 _SHORT = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5)
 _LONG = (0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+_WAITS = (0.0001, 0.0003, 0.001, *_LONG)
 HISTOGRAMS = {
     "time_to_first_token_seconds": ("From a request's arrival to its first token.", _LONG),
     "inter_token_latency_seconds": ("Between tokens of one choice.", _SHORT),
     "e2e_request_latency_seconds": ("From a request's arrival to its last token.", _LONG),
+    "request_queue_time_seconds": ("From a request's arrival at the engine to its beginning there.", _WAITS),
+    "request_prefill_time_seconds": ("From a request's beginning in the engine to its first token.", _LONG),
     "request_decode_time_seconds": ("From a request's first token to its last.", _LONG),
 }
 # Of the engine's own statistics: (key, metric, is it a counter, what it is).
@@ -233,7 +236,8 @@ class _Meter:
 
     def __init__(self, figures: ModelFigures, exchange: Exchange | None, prompt_tokens: int) -> None:
         self._figures, self._exchange, self._prompt_tokens = figures, exchange, prompt_tokens
-        self._began = exchange.began if exchange is not None else time.perf_counter()
+        self._asked = time.perf_counter()
+        self._began = exchange.began if exchange is not None else self._asked
         self._first: float | None = None
         self._last: dict[int, float] = {}
         self._tokens = self._cached = 0
@@ -248,7 +252,7 @@ class _Meter:
                 self._figures.histograms["inter_token_latency_seconds"].observe((now - last) / count, count)
             elif self._first is None:
                 self._first = now
-                self._figures.histograms["time_to_first_token_seconds"].observe(now - self._began)
+                self._begin(now, delta.queued)
                 if self._exchange is not None and self._exchange.first_token is None:
                     self._exchange.first_token = now
             self._last[delta.choice] = now
@@ -257,6 +261,13 @@ class _Meter:
             self._cached = delta.cached_tokens
         if delta.finish is not None:
             self._finished.append(delta.finish)
+
+    def _begin(self, now: float, queued: float | None) -> None:
+        histograms = self._figures.histograms
+        histograms["time_to_first_token_seconds"].observe(now - self._began)
+        if queued is not None:
+            histograms["request_queue_time_seconds"].observe(queued)
+            histograms["request_prefill_time_seconds"].observe(max(now - self._asked - queued, 0.0))
 
     def end(self) -> None:
         """Adds up, however it ended."""

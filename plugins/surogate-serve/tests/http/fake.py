@@ -92,6 +92,7 @@ class FakeModel:
         self.dead: str | None = None
         self.script: Script = script or (lambda generation, choice: ["Hello", " there", "!"])
         self.delay = 0.0
+        self.queued: float | None = 0.25
         self.hold = asyncio.Event()
         self.hold.set()
         self.running = self.waiting = self.cancelled = 0
@@ -127,6 +128,7 @@ class FakeModel:
                     await asyncio.sleep(self.delay)
                 for stream in list(streams):
                     delta = next(stream)
+                    delta.queued = self.queued
                     if delta.finish is not None:
                         streams.remove(stream)
                     yield delta
