@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from surogate_core.errors import PluginError
-from surogate_core.plugins import PluginManager
+from surogate_core.plugins import PluginManager, get_manager
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs" / "plugins").glob("surogate_*.md"))
@@ -44,6 +44,28 @@ def test_the_plugin_in_the_readme_works(tmp_path, monkeypatch):
     manager = PluginManager(group="no-such-group")
     manager.register(module_of(code, ROOT / "README.md", tmp_path, monkeypatch), "acme")
     assert manager.recipes.source("all_bf16") == "acme"
+
+
+def excerpts(page: Path) -> list[tuple[Path, str]]:
+    """Files that are quoted, and what of them: blocks marked py below a path; lines of "..." stand for what is left out."""
+    found = re.findall(r"^`([^`\n]+\.py)`\n\n```py\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    return [(ROOT / path, piece) for path, block in found for piece in re.split(r"^\s*\.\.\.\n", block, flags=re.MULTILINE)]
+
+
+def test_what_the_pages_quote_is_the_code_that_runs():
+    quoted = [each for page in PAGES for each in excerpts(page)]
+    assert len(quoted) > 5
+    for path, piece in quoted:
+        assert piece.strip("\n") in path.read_text(encoding="utf-8"), f"{path} has no such lines:\n{piece}"
+
+
+def test_every_family_of_this_repository_is_in_the_table():
+    page = (ROOT / "docs" / "families.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `([^`]+)` \| (.*?) \|", page, re.MULTILINE)
+    told = {name: set(re.findall(r"`([^`]+)`", architectures)) for name, architectures in rows}
+    ours = {name: family for name, family in get_manager().families.items()
+            if get_manager().families.source(name).split()[0] in ("surogate-llama", "surogate-qwen", "surogate-gemma")}
+    assert {name: set(family.architectures) for name, family in ours.items()} == {name: told.get(name) for name in ours}
 
 
 def test_a_module_without_hooks_would_not_pass():
