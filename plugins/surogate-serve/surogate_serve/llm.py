@@ -63,11 +63,12 @@ class LLM:
     """A model, for whoever calls. ``served`` is the model underneath."""
 
     def __init__(
-        self, path: str | Path, adapters: Mapping[str, str | Path] | None = None, options: EngineOptions = EngineOptions()
+        self, path: str | Path, adapters: Mapping[str, str | Path] | None = None,
+        options: EngineOptions = EngineOptions(), chat_template: str | None = None,
     ) -> None:
         """path: a Hugging Face folder, a GGUF file, or a run's folder. adapters: PEFT folders by name, beside a run's own, which
-        has the run's name. Raises SurogateError."""
-        self.served = ServedModel.open(path, options=options, adapters=adapters)
+        has the run's name. chat_template: as for `ServedModel.open`. Raises SurogateError."""
+        self.served = ServedModel.open(path, options=options, adapters=adapters, chat_template=chat_template)
 
     def generate(
         self, prompts: Text | Iterable[Text], sampling: Sampling = Sampling(temperature=0.0), *, max_tokens: int | None = None,

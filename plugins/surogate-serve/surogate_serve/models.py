@@ -33,6 +33,7 @@ from .engine.runtime import Runtime, bank_of
 from .grammars import Grammars
 from .parsers import Parser, choose_format
 from .render import render
+from .templates import choose_template
 from .types import Delta, Generation, Prompt, Refused
 
 
@@ -52,15 +53,16 @@ class ServedModel:
 
     def __init__(
         self, name: str, model: LoadedModel, options: EngineOptions = EngineOptions(),
-        adapters: Mapping[str, str | Path] | None = None, main: Sequence[str] = (),
+        adapters: Mapping[str, str | Path] | None = None, main: Sequence[str] = (), chat_template: str | None = None,
     ) -> None:
-        """main: as the attribute; none: the model itself. Raises SurogateError where the model cannot be served here, and
-        `Refused` for an adapter that cannot be loaded."""
+        """main: as the attribute; none: the model itself. chat_template: as for `open`. Raises SurogateError where the model
+        cannot be served here, and `Refused` for an adapter that cannot be loaded."""
         self.name, self.created, self.options = name, int(time.time()), options
         self.main = tuple(main) or (name,)
         self.tokenizer = model.tokenizer()
         self.dead: str | None = None
         adapters = adapters or {}
+        choose_template(self.tokenizer, chat_template, adapters, self.main)
         recipe = get_manager().recipes[options.recipe]
         bank = bank_of(options, [adapter_rank(path, model) for path in adapters.values()])
         self.runtime = Runtime(model, recipe, options, bank)
@@ -77,19 +79,22 @@ class ServedModel:
     @classmethod
     def open(
         cls, path: str | Path | ModelPath, name: str | None = None, options: EngineOptions = EngineOptions(),
-        adapters: Mapping[str, str | Path] | None = None,
+        adapters: Mapping[str, str | Path] | None = None, chat_template: str | None = None,
     ) -> ServedModel | EmbeddingModel:
         """path: a Hugging Face folder, a GGUF file, or a run's folder. name: as requests call it; None: the path's last part.
-        A model without a head is an `EmbeddingModel`."""
+        chat_template: a name that a plugin brings, a file, or Jinja text; None: what the run was trained with, or the model's
+        own. A model without a head is an `EmbeddingModel`."""
         place = path if isinstance(path, ModelPath) else ModelPath.of(path, name)
         manager = get_manager()
         manager.load_kernels()
         model = LoadedModel.open(place.base, manager.families.values())
         adapters = {**place.adapters, **(adapters or {})}
         if model.writes_text:
-            return cls(place.name, model, options, adapters, place.main)
+            return cls(place.name, model, options, adapters, place.main, chat_template)
         if adapters:
             raise ConfigError(f"{place.name} makes vectors of texts, and takes no adapters", "Leave --adapter out.")
+        if chat_template is not None:
+            raise ConfigError(f"{place.name} makes vectors of texts, not of chats", "Leave --chat-template out.")
         return EmbeddingModel(place.name, model, options)
 
     # -- asking --------------------------------------------------------------------------------------------------------

@@ -80,14 +80,15 @@ class Partner(Protocol):
 class LocalModel:
     """A model in this process."""
 
-    def __init__(self, path: str, adapters: list[str], options: dict[str, Any]) -> None:
+    def __init__(self, path: str, adapters: list[str], options: dict[str, Any], chat_template: str | None) -> None:
         """Raises SurogateError."""
         from ..engine import EngineOptions
         from ..models import ServedModel
         from .serve import adapters_of
 
         of_model = adapters_of(adapters, [path]).get(None)
-        self._model = ServedModel.open(model_path(path), None, EngineOptions(max_sequences=1, **options), of_model)
+        settings = EngineOptions(max_sequences=1, **options)
+        self._model = ServedModel.open(model_path(path), None, settings, of_model, chat_template)
         self.names = self._model.names
 
     async def answer(self, messages: list[dict[str, Any]], wishes: Wishes) -> AsyncGenerator[Piece, None]:
@@ -337,6 +338,10 @@ def chat(
     adapter: Annotated[
         list[str] | None, typer.Option(metavar="NAME=PATH", help="A LoRA adapter of the model; see --name.")
     ] = None,
+    chat_template: Annotated[
+        str | None,
+        typer.Option(metavar="NAME|FILE", help="The chat template of a model of this machine. Default: its own."),
+    ] = None,
     backend: Annotated[str, typer.Option(help="What computes: cpu, cuda.")] = "cpu",
     device: Annotated[int, typer.Option(min=0, help="Which device of the backend.")] = 0,
     recipe: Annotated[str, typer.Option(help="The precision recipe.")] = "bf16",
@@ -349,9 +354,11 @@ def chat(
     options = {"backend": backend, "device": device, "recipe": recipe, "threads": threads, "context": context}
     partner: Partner
     if model.startswith(("http://", "https://")):
+        if chat_template is not None:
+            raise ConfigError("--chat-template is the server's to say", "Give it to `surogate serve`.")
         partner = Server(model, api_key)
     else:
-        partner = LocalModel(model, adapter or [], options)
+        partner = LocalModel(model, adapter or [], options, chat_template)
     try:
         if name is not None and name not in partner.names:
             raise ConfigError(f"--name {name}: there are {', '.join(partner.names)}")

@@ -73,6 +73,14 @@ def serve(
             "--batch-invariant", help="Answers have the same bits whatever else is computed; slower. CPU only."
         ),
     ] = False,
+    chat_template: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME|FILE",
+            help="The chat template: one by name (see `surogate plugins`), or a Jinja file. Default: what a run was trained "
+            "with, or the model's own.",
+        ),
+    ] = None,
     parser: Annotated[
         str | None, typer.Option(help="How answers are read (see `surogate plugins`). Default: by the chat template.")
     ] = None,
@@ -131,13 +139,14 @@ def serve(
         adapter_rank=adapter_rank,
         batch_invariant=batch_invariant,
     )
-    code = _run(named_models(models), adapters_of(adapter or (), models), options, settings, host, port)
+    code = _run(named_models(models), adapters_of(adapter or (), models), chat_template, options, settings, host, port)
     raise typer.Exit(code)
 
 
 def _run(
     paths: dict[str | None, Path],
     adapters: dict[str | None, dict[str, str]],
+    chat_template: str | None,
     options: EngineOptions,
     settings: Settings,
     host: str,
@@ -161,7 +170,8 @@ def _run(
         places = places_of(paths, adapters)
         for index, place in enumerate(places):
             share = 1.0 / (len(places) - index)  # those that come later need memory too
-            opened[place.name] = model = ServedModel.open(place, options=replace(options, kv_share=share))
+            model = ServedModel.open(place, options=replace(options, kv_share=share), chat_template=chat_template)
+            opened[place.name] = model
             if settings.parser is not None:
                 model.parser_named(settings.parser)
         app = create_app(opened, settings)
