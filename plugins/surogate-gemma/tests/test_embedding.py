@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,10 +12,11 @@ from surogate_gemma.embedding import EmbeddingGemmaFamily
 from surogate_gemma.tiny import GEMMA_3
 
 from surogate_core import export
+from surogate_core.dsl import LMHead
 from surogate_core.errors import ConfigError, WeightError
 from surogate_core.model import FrozenWeights, LoadedModel, loss_program
 from surogate_core.passes import RECIPES
-from surogate_core.testing.parity import document_ranges, packed_batch, relative_error
+from surogate_core.testing.parity import Parity, document_ranges, packed_batch, relative_error
 from surogate_core.testing.tiny import write_byte_tokenizer
 from surogate_core.weights.embedding import Embedding, shaped
 
@@ -107,6 +109,36 @@ def test_hidden_states_of_packed_documents(folder, reference):
             assert relative_error(torch.cat(theirs(reference)).numpy(), torch.cat(expected).numpy()) > 0.1
         finally:
             reference.config.use_bidirectional_attention = True
+
+
+class WithHead(torch.nn.Module):
+    """The reference as the parity harness asks: the embeddings are its head too."""
+
+    def __init__(self, inner) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, ids):
+        logits = self.inner(ids).last_hidden_state @ self.inner.embed_tokens.weight.T
+        scale = self.inner.config.hidden_size**-0.5
+        return SimpleNamespace(logits=logits * scale)
+
+    def named_parameters(self, *args, **kwargs):
+        return self.inner.named_parameters(*args, **kwargs)
+
+
+class FamilyWithHead(EmbeddingGemmaFamily):
+    def model(self, h):
+        model = super().model(h)
+        model.lm_head = LMHead(h.hidden_size, h.vocab_size, model.embed, logit_scale=h.hidden_size**-0.5)
+        return model
+
+
+def test_gradients(folder, reference):
+    """Of a loss that the model does not have, through all of its layers: attention both ways has a gradient like any other."""
+    parity = Parity.of(FamilyWithHead(), WithHead(reference), folder)
+    errors = parity.gradient_errors()
+    assert len(errors) == 1 + 2 + 4 * 13 and max(errors.values()) < 1e-4, errors
 
 
 def test_vectors(folder, reference, layers):

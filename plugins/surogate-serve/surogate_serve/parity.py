@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from surogate_core.engine import run_op
+from surogate_core.errors import ConfigError
 from surogate_core.export import export, merge
 from surogate_core.generate import installed_families
 from surogate_core.model import AppliedAdapter, FrozenWeights, LoadedModel, loss_program
@@ -193,6 +194,8 @@ def _served(path: Path, options: EngineOptions, adapters: dict[str, Path]) -> It
     slots = 1 if adapters else 0
     model = ServedModel.open(path, options=replace(options, adapter_slots=slots), adapters=adapters)
     try:
+        if not isinstance(model, ServedModel):
+            raise ConfigError(f"{path} makes vectors of texts, and there is no text to compare")
         yield model
     finally:
         model.close()

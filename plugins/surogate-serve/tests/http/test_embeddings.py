@@ -212,11 +212,14 @@ def test_bits_do_not_depend_on_the_batch_where_that_is_asked_for(folder):
     assert np.array_equal(together, apart)
 
 
-def test_the_offline_face_says_what_it_is(folder):
+def test_the_other_faces_say_what_it_is(folder):
     from surogate_serve.llm import LLM
+    from surogate_serve.parity import compare
 
     with LLM(folder, options=OPTIONS) as llm, pytest.raises(Refused, match="cannot write any"):
         llm.generate("hi")
+    with pytest.raises(ConfigError, match="no text to compare"):
+        compare(folder, None, False, OPTIONS)
 
 
 def test_prompts_that_are_always_meant_and_files_that_say_less(folder, tmp_path, serve):
