@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -231,11 +232,11 @@ def test_prompts_that_are_always_meant_and_files_that_say_less(folder, tmp_path,
     answer = httpx.post(server.url + "/v1/embeddings", json={"input": ["two", [17, 18]]}).json()
     assert answer["usage"]["prompt_tokens"] == 2 + 2  # the prompt is a word; token ids have none
     assert httpx.post(server.url + "/v1/embeddings", json={"input": [17] * 10}).status_code == 400
-    bare = tmp_path / "bare"
-    bare.mkdir()
-    for file in folder.iterdir():
-        if file.is_file() and file.name not in ("modules.json", "config.json"):
-            (bare / file.name).write_bytes(file.read_bytes())
+    short = Path(shutil.copytree(folder, tmp_path / "short"))
+    (short / "sentence_bert_config.json").write_text('{"max_seq_length": 100, "do_lower_case": false}')
+    assert ServedModel.open(short, "short", OPTIONS).context == 100
+    bare = Path(shutil.copytree(folder, tmp_path / "bare"))
+    (bare / "modules.json").unlink()
     config = json.loads((folder / "config.json").read_text())
     del config["matryoshka_dimensions"]
     (bare / "config.json").write_text(json.dumps(config))
