@@ -57,6 +57,19 @@ def test_a_config_means_what_transformers_makes_of_it(family, config):
     assert (ours.num_kv_heads, ours.tied) == (theirs.num_key_value_heads, theirs.tie_word_embeddings)
 
 
+def test_released_configs_are_read():
+    """As they lie beside the weights, with keys that say nothing of the arithmetic and windows that are off."""
+    shared = {"attention_dropout": 0.0, "bos_token_id": 151643, "eos_token_id": 151645, "hidden_act": "silu",
+              "initializer_range": 0.02, "rms_norm_eps": 1e-6, "rope_theta": 1000000.0, "torch_dtype": "bfloat16",
+              "transformers_version": "4.51.0", "use_cache": True, "use_sliding_window": False}
+    older = {**shared, "max_window_layers": 21, "sliding_window": 32768}
+    newer = {**shared, "attention_bias": False, "max_window_layers": 28, "rope_scaling": None, "sliding_window": None}
+    for name, family, keys in (("qwen2.5-0.5b", QWEN2_FAMILY, older), ("qwen3-0.6b", QWEN3_FAMILY, newer)):
+        preset = PRESETS[family.name][name]
+        h = LoadedModel.from_architecture({**preset, **keys}, FAMILIES).hyperparameters
+        assert h == family.from_hf(preset) and h.window == 0 and h.rope_base == 1e6
+
+
 @pytest.mark.parametrize(("base", "change", "says"), [
     (QWEN2, {"attention_bias": False}, "attention_bias is False"),
     (QWEN2, {"use_mrope": True}, "use_mrope is True"),
