@@ -12,7 +12,7 @@ from .data import data
 from .doctor import doctor
 from .explain import explain
 from .export import export
-from .fetch_default_model import fetch_default_model
+from .fetch_model import fetch_default_model, fetch_model
 from .generate import generate
 from .group import SurogateGroup
 from .merge import merge
@@ -31,6 +31,7 @@ app = typer.Typer(
 )
 for verb in (sft, pt, merge, export, generate, explain, profile, plugins, doctor):
     app.command()(verb)
+app.command("fetch-model")(fetch_model)
 app.command("fetch-default-model")(fetch_default_model)
 app.add_typer(data, name="data")
 app.add_typer(bench, name="bench")

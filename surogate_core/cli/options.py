@@ -22,11 +22,11 @@ Pretraining = Annotated[bool, typer.Option("--pt", help="Read the file as `surog
 
 
 def model_path(name: str) -> Path:
-    """The path a verb was given for a model; `default` is the one that `surogate fetch-default-model` fetches."""
-    from ..config.paths import DEFAULT_MODEL, default_model
+    """The path a verb was given for a model, or that of one which `surogate fetch-model` fetches, such as `default`."""
+    from ..config.paths import named_model
 
     path = Path(name).expanduser()
-    return default_model("command line", "model") if name == DEFAULT_MODEL and not path.exists() else path
+    return path if path.exists() else named_model(name, "command line", "model") or path
 
 
 def read_config(path: Path, overrides: list[str] | None, mode: Mode) -> TrainConfig:

@@ -12,16 +12,18 @@ from .tree import Where
 _FILE_SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".txt", ".md", ".parquet", ".gz")
 
 
-DEFAULT_MODEL = "default"
+def named_model(name: str, where: object, key: str) -> Path | None:
+    """The file of a model that is known by name, already fetched; None for another name. Raises `ConfigError` where it is not
+    fetched."""
+    from ..plugins.manager import get_manager
 
-
-def default_model(where: object, key: str) -> Path:
-    """The file of the default model, already fetched. Raises `ConfigError` where it is not."""
-    from ..weights.default_model import find_default_model
-
-    found = find_default_model()
+    models = get_manager().models
+    if name not in models:
+        return None
+    found = models[name].find()
     if found is None:
-        raise ConfigError(f"{where}: `{key}`: the default model is not here yet", "Run `surogate fetch-default-model`.")
+        fetch = "fetch-default-model" if name == "default" else f"fetch-model {name}"
+        raise ConfigError(f"{where}: `{key}`: the model {name!r} is not here yet", f"Run `surogate {fetch}`.")
     return found
 
 
@@ -52,11 +54,13 @@ class Places:
         return found
 
     def find_model(self, name: str, where: Where, key: str = "model") -> str:
-        """The absolute path of a model, or of what has its tokenizer. `default` is the one that
-        `surogate fetch-default-model` fetches."""
-        if name == DEFAULT_MODEL and self.existing(name, where) is None:
-            return str(default_model(where, key))
-        hint = "No model is downloaded by name; `surogate fetch-default-model` fetches a small one and prints its path."
+        """The absolute path of a model, or of what has its tokenizer: a path, or else the name of one that
+        `surogate fetch-model` fetches, such as `default`."""
+        named = named_model(name, where, key) if self.existing(name, where) is None else None
+        if named is not None:
+            return str(named)
+        hint = ("No model is downloaded by name; `surogate fetch-default-model` fetches a small one and prints its path, and "
+                "`surogate fetch-model` lists others.")
         return self.find(name, where, key, hint)
 
     def find_template(self, name: str, where: Where) -> str:

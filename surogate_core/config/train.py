@@ -24,7 +24,7 @@ class ModelKeys(ConfigModel):
     model: str | None = Field(
         None,
         description="A Hugging Face folder or a .gguf file, relative to the configuration's folder, then to the "
-        "working directory; or `default`, what `surogate fetch-default-model` fetches. Quantised weights stay "
+        "working directory; or the name of one that `surogate fetch-model` fetches, such as `default`. Quantised weights stay "
         "quantised while LoRA trains.",
     )
     family: str = Field("auto", description="The model family, by the name a plugin gives it; `auto` asks the weights.")

@@ -66,6 +66,13 @@ def surogate_chat_templates(register):
 
 
 @hookimpl
+def surogate_models(register):
+    from ..weights.default_model import DEFAULT
+
+    register(DEFAULT.name, DEFAULT)
+
+
+@hookimpl
 def surogate_trackers(register):
     from ..train.trackers import BUILTIN
 

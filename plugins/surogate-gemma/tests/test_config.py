@@ -75,14 +75,14 @@ def test_the_text_of_a_model_with_a_vision_tower(tmp_path, start):
         model = transformers.Gemma3ForConditionalGeneration(config).eval()
     model.save_pretrained(tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
-    save_file({name.replace("language_model.model.", start): each for name, each in tensors.items()}, tmp_path / "model.safetensors")
+    named = {name.replace("language_model.model.", start): each for name, each in tensors.items()}
+    save_file(named, tmp_path / "model.safetensors")
     loaded = LoadedModel.open(tmp_path, FAMILIES)
     batch = packed_batch(loaded.hyperparameters.vocab_size)
     parity = Parity(tmp_path, model, loaded, batch)
     with torch.no_grad():
-        expected = np.concatenate([
-            model(torch.from_numpy(batch.tokens[part].astype(np.int64))[None]).logits[0].numpy() for part in document_ranges(batch)
-        ])
+        documents = [torch.from_numpy(batch.tokens[part].astype(np.int64))[None] for part in document_ranges(batch)]
+        expected = np.concatenate([model(document).logits[0].numpy() for document in documents])
     assert relative_error(parity.logits(), expected) < 2e-5
     written = loaded.family.hf_config(loaded.hyperparameters)
     assert (written["architectures"], written["model_type"]) == (["Gemma3ForCausalLM"], "gemma3_text")
