@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from . import engine
-from .data.adopted import adopt_saved_template
+from .data.adopted import adopt_choice, adopt_saved_template
 from .data.masks import encode_rendered
 from .data.template import load_template
 from .errors import DataError, SurogateError
@@ -118,11 +118,12 @@ def sample(logits: np.ndarray, temperature: float, top_p: float, generator: np.r
 class Generator:
     """A model that answers. ``model``: Hugging Face folder or GGUF file; ``adapter``: a PEFT LoRA folder; ``recipe``: name
     of a precision recipe; ``context``: tokens of prompt and answer together (default: the model's, at most 4096);
-    ``sequences``: conversations that `chat_many` answers side by side."""
+    ``sequences``: conversations that `chat_many` answers side by side; ``chat_template``: a name, a file or Jinja text
+    (default: what the adapter was trained with, or the model's own)."""
 
     def __init__(
         self, model: str | Path, adapter: str | Path | None = None, recipe: str = "bf16", threads: int | None = None,
-        context: int | None = None, sequences: int = 1,
+        context: int | None = None, sequences: int = 1, chat_template: str | None = None,
     ) -> None:
         self.loaded = LoadedModel.open(model, installed_families())
         self.tokenizer = self.loaded.tokenizer()
@@ -130,7 +131,9 @@ class Generator:
         weights = FrozenWeights(self.loaded, chosen.compute)
         limit = context or min(self.loaded.hyperparameters.max_positions, 4096)
         held = None if adapter is None else AppliedAdapter.open(adapter, self.loaded)
-        if adapter is not None:
+        if chat_template is not None:
+            adopt_choice(chat_template, self.tokenizer, _named_templates())
+        elif adapter is not None:
             adopt_saved_template(adapter, self.tokenizer)
         self.decoder = Decoder(self.loaded, weights, chosen, limit, sequences, held, threads=threads)
 
@@ -155,7 +158,7 @@ class Generator:
         """The conversation rendered and cut as training has it."""
         template = load_template(None, self.tokenizer)
         if template is None:
-            raise DataError("the model has no chat template", "Use raw completion instead.")
+            raise DataError("the model has no chat template", "Choose one (--chat-template), or use raw completion.")
         return encode_rendered(self.tokenizer, template.render(list(messages), tools, add_generation_prompt=True))[0]
 
     def _greedy_group(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> list[list[int]]:
@@ -239,3 +242,9 @@ def _recipe(name: str) -> Any:
     from .plugins.manager import get_manager
 
     return get_manager().recipes[name]
+
+
+def _named_templates() -> dict[str, str]:
+    from .plugins.manager import get_manager
+
+    return dict(get_manager().chat_templates.items())

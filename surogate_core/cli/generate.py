@@ -24,6 +24,10 @@ def generate(
     system: Annotated[str | None, typer.Option(help="The system message.")] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Continue the text as it is, without the chat template.")] = False,
     adapter: Annotated[Path | None, typer.Option(help="A LoRA adapter's folder, as PEFT has it.")] = None,
+    chat_template: Annotated[
+        str | None,
+        typer.Option(metavar="NAME|FILE", help="The chat template. Default: the adapter's, or the model's own."),
+    ] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens after which to stop.")] = 256,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the likeliest token.")] = 0.0,
     top_p: Annotated[float, typer.Option(min=0.0, max=1.0, help="Sample among the likeliest of this mass.")] = 1.0,
@@ -34,9 +38,13 @@ def generate(
     """Answer a prompt, continue a text, or chat at the terminal."""
     if raw and system is not None:
         raise ConfigError("--system needs the chat template, which --raw leaves out")
+    if raw and chat_template is not None:
+        raise ConfigError("--raw leaves --chat-template out", "Give one of them.")
     from ..generate import Generator
 
-    generator = Generator(model_path(model), adapter=adapter, recipe=recipe, threads=threads)
+    generator = Generator(
+        model_path(model), adapter=adapter, recipe=recipe, threads=threads, chat_template=chat_template
+    )
     sampling = {"max_new_tokens": max_new_tokens, "temperature": temperature, "top_p": top_p, "seed": seed}
     messages = [] if system is None else [{"role": "system", "content": system}]
     if prompt is None and sys.stdin.isatty():

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from .adopted import adopt_saved_template, adopt_template
+from .adopted import adopt_choice, adopt_saved_template, adopt_template
 from .dataset import Ledger, TokenDataset, build_dataset, concatenate, encode_rows, split_validation
 from .formats import DatasetFormat, Example
 from .loader import IGNORED, Batch, Loader, Step
@@ -15,6 +15,6 @@ from .template import ChatTemplate, load_template
 
 __all__ = [
     "IGNORED", "Batch", "ChatTemplate", "DatasetFormat", "DatasetSpec", "Encoded", "Encoder", "Example", "Ledger",
-    "Loader", "Row", "Step", "TokenDataset", "adopt_saved_template", "adopt_template", "build_dataset", "concatenate",
-    "encode_rendered", "encode_rows", "explain_mask", "load_template", "print_mask", "read_rows", "split_validation",
+    "Loader", "Row", "Step", "TokenDataset", "adopt_choice", "adopt_saved_template", "adopt_template", "build_dataset",
+    "concatenate", "encode_rendered", "encode_rows", "explain_mask", "load_template", "print_mask", "read_rows", "split_validation",
 ]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import DataError
 from ..weights.tokenizer import saved_chat_template
-from .template import ChatTemplate
+from .template import ChatTemplate, load_template
 from .turns import TurnFinder
 
 if TYPE_CHECKING:
@@ -25,6 +26,13 @@ def adopt_template(template: ChatTemplate, tokenizer: Tokenizer) -> None:
         raise DataError(f"the chat template ends a turn with {end!r}, which is no token of {tokenizer.where}: answers "
                         "would never end", "Choose a template whose markers the tokenizer has, or `plain`.")
     tokenizer.use_chat_template(template.source, token)
+
+
+def adopt_choice(choice: str, tokenizer: Tokenizer, named: Mapping[str, str]) -> None:
+    """The template that a config or a command line names, as `load_template` reads it; unless it is the tokenizer's own."""
+    template = load_template(choice, tokenizer, named)
+    if template is not None and template.source != tokenizer.chat_template:
+        adopt_template(template, tokenizer)
 
 
 def adopt_saved_template(folder: str | Path, tokenizer: Tokenizer) -> None:

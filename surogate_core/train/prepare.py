@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..config import Mode, TrainConfig
-from ..data import Encoder, Loader, TokenDataset, adopt_template, build_dataset, load_template, split_validation
+from ..data import Encoder, Loader, TokenDataset, adopt_choice, build_dataset, load_template, split_validation
 from ..errors import ConfigError, DataError
 from ..model import FrozenWeights, LoadedModel, TooLarge, TrainPlan, evaluation_bytes, training_program
 from ..model.loaded import open_tokenizer
@@ -198,10 +198,8 @@ def linear_roles(model: LoadedModel) -> dict[str, set[str]]:
 
 def choose_template(config: TrainConfig, mode: Mode, tokenizer: Any, manager: PluginManager) -> None:
     """The template that the config names becomes the tokenizer's own, so that whatever is saved with it has it too."""
-    if mode != "pt" and config.chat_template not in (None, "tokenizer_default"):
-        template = load_template(config.chat_template, tokenizer, dict(manager.chat_templates.items()))
-        if template is not None:
-            adopt_template(template, tokenizer)
+    if mode != "pt" and config.chat_template is not None:
+        adopt_choice(config.chat_template, tokenizer, dict(manager.chat_templates.items()))
 
 
 def encoder_for(config: TrainConfig, mode: Mode, tokenizer: Any) -> Encoder:

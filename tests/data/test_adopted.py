@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from surogate_core.data import ChatTemplate, adopt_saved_template, adopt_template
+from surogate_core.data import ChatTemplate, adopt_choice, adopt_saved_template, adopt_template
 from surogate_core.errors import DataError
 from surogate_core.testing.tiny import write_byte_tokenizer
 from surogate_core.weights.tokenizer import Tokenizer, saved_chat_template
@@ -32,6 +32,19 @@ def test_the_template_is_saved_and_its_longest_token_ends_answers(folder, tmp_pa
     assert metadata["tokenizer.chat_template"] == TALK
     assert metadata["tokenizer.ggml.eot_token_id"] == tokenizer.token_id("<b>")
     assert metadata["tokenizer.ggml.eos_token_id"] == tokenizer.token_id("<end>")
+
+
+def test_a_choice_is_a_name_a_file_or_what_the_tokenizer_has(folder, tmp_path):
+    tokenizer = Tokenizer.from_hf_folder(folder)
+    adopt_choice("tokenizer_default", tokenizer, {})  # its turns end in no token, which is its own affair
+    assert tokenizer.chat_template == "own"
+    adopt_choice("talk", tokenizer, {"talk": TALK})
+    assert tokenizer.chat_template == TALK
+    (tmp_path / "other.jinja").write_text(TALK.replace("<a>", ""))
+    adopt_choice(str(tmp_path / "other.jinja"), tokenizer, {})
+    assert tokenizer.chat_template == TALK.replace("<a>", "")
+    with pytest.raises(DataError, match="did you mean talk"):
+        adopt_choice("talc", tokenizer, {"talk": TALK})
 
 
 def test_a_model_takes_over_what_its_adapter_was_trained_with(folder, tmp_path):

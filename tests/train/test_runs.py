@@ -15,6 +15,7 @@ from surogate_core.export import merge, open_installed
 from surogate_core.generate import Generator
 from surogate_core.model import AppliedAdapter, FrozenWeights, LoadedModel, loss_program
 from surogate_core.passes.precision import RECIPES
+from surogate_core.plugins import get_manager
 from surogate_core.train.evaluation import Evaluator
 from surogate_core.train.prepare import prepare
 
@@ -96,6 +97,8 @@ class TestResults:
             ends = {tokenizer.token_id("<|im_end|>"), tokenizer.token_id("<|endoftext|>")}
             assert tokenizer.chat_template == talk and set(tokenizer.stop_token_ids) == ends
         assert open_installed(root / "model").tokenizer().chat_template == runs.TEMPLATE
+        other = Generator(root / "model", root / "out" / "adapter", recipe="fp32", threads=1, context=64, chat_template="plain")
+        assert other.tokenizer.chat_template == get_manager().chat_templates["plain"]
 
     def test_from_scratch_on_text(self, root):
         (root / "text.txt").write_text("\n\n".join(runs.text_of(i, 30) for i in range(30)))

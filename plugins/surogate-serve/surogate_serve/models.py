@@ -151,7 +151,8 @@ class ServedModel:
     def render(self, messages: Sequence[Mapping[str, Any]], tools: Any = None, **options: Any) -> Prompt:
         """A conversation through the model's chat template, whose variables ``options`` are. Raises `Refused`."""
         if self.template is None:
-            raise Refused(f"{self.name} has no chat template: send a text to /v1/completions", 400, "no_chat_template")
+            words = f"{self.name} has no chat template: send a text to /v1/completions, or serve it with --chat-template"
+            raise Refused(words, 400, "no_chat_template")
         return render(self.template, self.tokenizer, messages, tools, **options)
 
     @cached_property

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from surogate_core.data import adopt_saved_template, adopt_template, load_template
+from surogate_core.data import adopt_choice, adopt_saved_template
 from surogate_core.plugins.manager import get_manager
 from surogate_core.weights.tokenizer import saved_chat_template
 
@@ -23,9 +23,7 @@ def choose_template(
     Raises DataError for a choice that there is not, or whose turns the tokenizer cannot end.
     """
     if choice is not None:
-        template = load_template(choice, tokenizer, dict(get_manager().chat_templates.items()))
-        if template is not None:
-            adopt_template(template, tokenizer)
+        adopt_choice(choice, tokenizer, dict(get_manager().chat_templates.items()))
         return
     if tokenizer.chat_template is None or all(name in adapters for name in main):
         asked = [adapters[name] for name in (*main, *adapters) if name in adapters]
