@@ -83,17 +83,26 @@ def _options(
                "logits": byte_count(logits.dtype, (shape.most_rows, *logits.shape[1:]))}
     return EmitOptions(
         bindings, recipe.compute, dtypes, prefetch=prefetch, outside=outside,
-        more=lambda emitter: _sampling(emitter, shape),
+        more=lambda emitter: _finish(emitter, shape),
     )
 
 
-def _sampling(emitter: Emitter, shape: ServingShape) -> None:
-    """Entries that take the logits from there, and what attention may rely on."""
+def _finish(emitter: Emitter, shape: ServingShape) -> None:
     if shape.lone:
-        emitter.program.instructions[:] = [
-            replace(each, attrs=tuple(sorted({**dict(each.attrs), "lone": 1}.items()))) if each.op == "paged_attention" else each
-            for each in emitter.program.instructions
-        ]
+        _tell_attention(emitter)
+    _sampling(emitter, shape)
+
+
+def _tell_attention(emitter: Emitter) -> None:
+    """That every token is of another sequence."""
+    emitter.program.instructions[:] = [
+        replace(each, attrs=tuple(sorted({**dict(each.attrs), "lone": 1}.items()))) if each.op == "paged_attention" else each
+        for each in emitter.program.instructions
+    ]
+
+
+def _sampling(emitter: Emitter, shape: ServingShape) -> None:
+    """Entries that take the logits from there."""
     rows, (_, vocab) = shape.rows, emitter.program.tensor("logits").shape
 
     def tensor(name: str, arena: str | None, dtype: str, dims: tuple[int, ...], flags: int = PERSISTENT) -> str:
