@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from ..types import Refused
-from .requests import Strict
+from .requests import Strict, needed
 
 Role = Literal["system", "user", "assistant"]
 
@@ -92,11 +92,11 @@ def _assistant(blocks: Placed, names: dict[str, str]) -> dict[str, Any]:
     texts, thoughts, calls = [], [], []
     for path, block in blocks:
         if block.type == "thinking":
-            thoughts.append(_need(block.thinking, path, "thinking"))
+            thoughts.append(needed(block.thinking, path, "thinking"))
         elif block.type == "tool_use":
-            number, name = _need(block.id, path, "id"), _need(block.name, path, "name")
+            number, name = needed(block.id, path, "id"), needed(block.name, path, "name")
             names[number] = name
-            function = {"name": name, "arguments": _need(block.input, path, "input")}
+            function = {"name": name, "arguments": needed(block.input, path, "input")}
             calls.append({"id": number, "type": "function", "function": function})
         elif block.type != "redacted_thinking":
             texts.append(_text(block, path))
@@ -115,7 +115,7 @@ def _user(blocks: Placed, names: dict[str, str]) -> Iterator[dict[str, Any]]:
         if block.type != "tool_result":
             texts.append(_text(block, path))
             continue
-        number = _need(block.tool_use_id, path, "tool_use_id")
+        number = needed(block.tool_use_id, path, "tool_use_id")
         content = "\n".join(_texts(block.content or "", f"{path}.content"))
         if block.is_error:
             content = f"Error: {content}"
@@ -131,11 +131,11 @@ def _texts(content: str | list[Block], path: str) -> list[str]:
 
 def _text(block: Block, path: str) -> str:
     if block.type == "text":
-        return _need(block.text, path, "text")
+        return needed(block.text, path, "text")
     if block.type == "document":
         return _document(block, path)
     if block.type == "search_result":
-        content = _need(block.content, path, "content")
+        content = needed(block.content, path, "content")
         return "\n".join(filter(None, [block.title, *_texts(content, f"{path}.content")]))
     raise Refused(
         f"content of type {block.type[:64]!r} is not supported here: this model reads text", 400, "unsupported",
@@ -144,19 +144,13 @@ def _text(block: Block, path: str) -> str:
 
 
 def _document(block: Block, path: str) -> str:
-    source = _need(block.source, path, "source")
+    source = needed(block.source, path, "source")
     data = source.get("data")
     if source.get("type") != "text" or not isinstance(data, str):
         raise Refused(
             "of documents only those with a source of type text are supported", 400, "unsupported", f"{path}.source"
         )
     return f"{block.title}\n{data}" if block.title else data
-
-
-def _need(value: Any, path: str, name: str) -> Any:
-    if value is None:
-        raise Refused(f"{path}.{name} is missing", param=f"{path}.{name}")
-    return value
 
 
 def tools_of(tools: Sequence[InputTool]) -> list[dict[str, Any]]:
@@ -168,7 +162,7 @@ def tools_of(tools: Sequence[InputTool]) -> list[dict[str, Any]]:
                 f"tools of type {tool.type[:64]!r} are run by Anthropic's servers or known to their models only", 400,
                 "unsupported", f"tools[{index}].type",
             )  # fmt: skip
-        parameters = _need(tool.input_schema, f"tools[{index}]", "input_schema")
+        parameters = needed(tool.input_schema, f"tools[{index}]", "input_schema")
         function: dict[str, Any] = {"name": tool.name, "parameters": parameters}
         if tool.description is not None:
             function["description"] = tool.description
@@ -185,5 +179,5 @@ def tool_choice_of(choice: InputToolChoice | None) -> str | dict[str, Any]:
     if choice is None or choice.type == "auto":
         return "auto"
     if choice.type == "tool":
-        return {"type": "function", "function": {"name": _need(choice.name, "tool_choice", "name")}}
+        return {"type": "function", "function": {"name": needed(choice.name, "tool_choice", "name")}}
     return {"any": "required", "none": "none"}[choice.type]

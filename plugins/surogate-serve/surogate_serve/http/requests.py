@@ -231,6 +231,13 @@ def generation_of(
     )
 
 
+def needed(value: Any, path: str, name: str) -> Any:
+    """``value``, which is ``name`` of what lies at ``path``. Raises `Refused` where it is not there."""
+    if value is None:
+        raise Refused(f"{path}.{name} is missing", param=f"{path}.{name}")
+    return value
+
+
 def json_bytes(value: Any) -> bytes:
     """JSON without spaces, in ASCII."""
     return json.dumps(value, separators=(",", ":"), allow_nan=False).encode("ascii")

@@ -13,7 +13,7 @@ import pydantic
 
 from ..types import Refused
 from .errors import from_validation
-from .requests import Strict
+from .requests import Strict, needed
 
 Item = dict[str, Any]
 _SEALED = "surogate1:"
@@ -78,7 +78,7 @@ def items_of(given: str | list[Any]) -> list[Item]:
 def _kept(item: InputItem, path: str) -> Item:
     """An item as it is listed, without what nothing reads."""
     if item.type == "message":
-        role = _need(item.role, path, "role")
+        role = needed(item.role, path, "role")
         if role not in ("user", "assistant", "system", "developer"):
             raise Refused(
                 f"{path}.role is user, assistant, system or developer, not {role[:64]!r}", param=f"{path}.role"
@@ -86,18 +86,18 @@ def _kept(item: InputItem, path: str) -> Item:
         kind = "output_text" if role == "assistant" else "input_text"
         parts = [
             {"type": kind, "text": text} | ({"annotations": []} if role == "assistant" else {})
-            for text in _texts(_need(item.content, path, "content"), f"{path}.content")
+            for text in _texts(needed(item.content, path, "content"), f"{path}.content")
         ]
         return {"id": _id(item, "msg"), "type": "message", "role": role, "status": "completed", "content": parts}
     if item.type == "function_call":
-        called = {"call_id": _need(item.call_id, path, "call_id"), "name": _need(item.name, path, "name")}
-        arguments = _need(item.arguments, path, "arguments")
+        called = {"call_id": needed(item.call_id, path, "call_id"), "name": needed(item.name, path, "name")}
+        arguments = needed(item.arguments, path, "arguments")
         _object(arguments, path)
         fields = called | {"arguments": arguments, "status": "completed"}
         return {"id": _id(item, "fc"), "type": "function_call"} | fields
     if item.type == "function_call_output":
-        text = "\n".join(_texts(_need(item.output, path, "output"), f"{path}.output"))
-        fields = {"call_id": _need(item.call_id, path, "call_id"), "output": text, "status": "completed"}
+        text = "\n".join(_texts(needed(item.output, path, "output"), f"{path}.output"))
+        fields = {"call_id": needed(item.call_id, path, "call_id"), "output": text, "status": "completed"}
         return {"id": _id(item, "fco"), "type": "function_call_output"} | fields
     if item.type == "reasoning":
         return {"id": _id(item, "rs"), "type": "reasoning", "summary": [], "content": _reasoning(item, path)}
@@ -129,14 +129,8 @@ def _texts(content: str | list[Part], path: str) -> list[str]:
                 f"{path}[{index}].type",
             )  # fmt: skip
         name = "refusal" if part.type == "refusal" else "text"
-        texts.append(_need(getattr(part, name), f"{path}[{index}]", name))
+        texts.append(needed(getattr(part, name), f"{path}[{index}]", name))
     return texts
-
-
-def _need(value: Any, path: str, name: str) -> Any:
-    if value is None:
-        raise Refused(f"{path}.{name} is missing", param=f"{path}.{name}")
-    return value
 
 
 def _object(arguments: str, path: str) -> dict[str, Any]:
