@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
+from types import SimpleNamespace
+
 import pytest
 from surogate_core.errors import ConfigError
 
-from surogate_serve.cli.serve import LOOPBACK, _bytes_of, _keys_of, adapters_of, hosts_of, named_models
+from surogate_serve.cli.bench_serve import bench_serve
+from surogate_serve.cli.chat import chat
+from surogate_serve.cli.parity import parity
+from surogate_serve.cli.serve import LOOPBACK, _bytes_of, _keys_of, adapters_of, backend_of, hosts_of, named_models, serve
 
 
 def test_models_and_their_names(tmp_path):
@@ -38,6 +44,26 @@ def test_sizes_and_keys(tmp_path):
     path.write_text("\n")
     with pytest.raises(ConfigError):
         _keys_of(path)
+
+
+class Backend:
+    def __init__(self, unavailable=None):
+        self.unavailable = lambda: unavailable
+
+
+def test_every_verb_takes_the_gpu_where_there_is_one(monkeypatch):
+    for verb in (serve, chat, parity, bench_serve):
+        assert inspect.signature(verb).parameters["backend"].default == "auto"
+    manager = SimpleNamespace(backends={"cpu": Backend(), "broken": Backend("no driver"), "gpu": Backend()})
+    monkeypatch.setattr("surogate_core.plugins.manager.get_manager", lambda: manager)
+    monkeypatch.setattr("surogate_core.train.machine.device_info", lambda name, device: None)
+    assert backend_of("auto", 0) == "gpu" and backend_of("auto", 0, batch_invariant=True) == "cpu" == backend_of("cpu", 0)
+    with pytest.raises(ConfigError, match="no driver"):
+        backend_of("broken", 0)
+    with pytest.raises(ConfigError, match="one device"):
+        backend_of("cpu", 1)
+    del manager.backends["gpu"]
+    assert backend_of("auto", 0) == "cpu"
 
 
 def test_names_of_the_server():

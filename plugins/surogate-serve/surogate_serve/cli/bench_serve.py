@@ -9,6 +9,8 @@ from typing import Annotated, Any
 import typer
 from surogate_core.errors import ConfigError
 
+from .serve import backend_of
+
 Target = Annotated[
     str,
     typer.Argument(
@@ -37,7 +39,7 @@ def bench_serve(
     api_key: Annotated[str | None, typer.Option(help="Of the server.")] = None,
     path: Annotated[str, typer.Option(help="The server's route.")] = "/v1/completions",
     seed: Annotated[int, typer.Option(help="Of prompts and moments.")] = 0,
-    backend: Annotated[str, typer.Option(help="TARGET is no URL: what computes: cpu, cuda.")] = "cpu",
+    backend: Annotated[str, typer.Option(help="TARGET is no URL: what computes: cpu, cuda. auto: the GPU where there is one.")] = "auto",
     recipe: Annotated[str, typer.Option(help="TARGET is no URL: the precision recipe.")] = "bf16",
     threads: Annotated[int | None, typer.Option(min=1, help="TARGET is no URL: threads of the CPU.")] = None,
     context: Annotated[int | None, typer.Option(min=16, help="TARGET is no URL: tokens of prompt and answer.")] = None,
@@ -50,8 +52,9 @@ def bench_serve(
     if burst and rate is not None:
         raise ConfigError("--burst and --rate are two kinds of load", "Give one of them.")
     clients = _counts(concurrency)
+    is_url = target.startswith(("http://", "https://"))
     options: dict[str, Any] = {
-        "backend": backend, "recipe": recipe, "threads": threads, "context": context, "max_sequences": max_sequences,
+        "backend": backend if is_url else backend_of(backend, 0), "recipe": recipe, "threads": threads, "context": context, "max_sequences": max_sequences,
         "token_budget": token_budget,
     }
     if context is None:
@@ -59,7 +62,6 @@ def bench_serve(
     from ..bench.load import Load
     from ..bench.server import server_of
 
-    is_url = target.startswith(("http://", "https://"))
     with nullcontext((target, 0.0)) if is_url else server_of(target, options) as (url, started):
         load = Load(
             model or _first_model(url, api_key), prompt_tokens, output_tokens, shared_tokens, requests or 0, rate, seed,

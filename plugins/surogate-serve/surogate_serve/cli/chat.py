@@ -18,6 +18,8 @@ from surogate_core.cli.console import error_console, output_console, tell
 from surogate_core.cli.options import model_path
 from surogate_core.errors import ConfigError
 
+from .serve import adapters_of, backend_of
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -84,7 +86,6 @@ class LocalModel:
         """Raises SurogateError."""
         from ..engine import EngineOptions
         from ..models import ServedModel
-        from .serve import adapters_of
 
         of_model = adapters_of(adapters, [path]).get(None)
         settings = EngineOptions(max_sequences=1, **options)
@@ -342,7 +343,7 @@ def chat(
         str | None,
         typer.Option(metavar="NAME|FILE", help="The chat template of a model of this machine. Default: its own."),
     ] = None,
-    backend: Annotated[str, typer.Option(help="What computes: cpu, cuda.")] = "cpu",
+    backend: Annotated[str, typer.Option(help="What computes: cpu, cuda. auto: the GPU where there is one.")] = "auto",
     device: Annotated[int, typer.Option(min=0, help="Which device of the backend.")] = 0,
     recipe: Annotated[str, typer.Option(help="The precision recipe.")] = "bf16",
     threads: Annotated[int | None, typer.Option(min=1, help="Threads. Default: one for each core.")] = None,
@@ -351,13 +352,14 @@ def chat(
     """Chat at the terminal with a model, or with a running server; lines of standard input where it is no terminal."""
     if think not in EFFORTS:
         raise ConfigError(f"--think {think}: there are {', '.join(EFFORTS)}")
-    options = {"backend": backend, "device": device, "recipe": recipe, "threads": threads, "context": context}
     partner: Partner
     if model.startswith(("http://", "https://")):
         if chat_template is not None:
             raise ConfigError("--chat-template is the server's to say", "Give it to `surogate serve`.")
         partner = Server(model, api_key)
     else:
+        chosen = backend_of(backend, device)
+        options = {"backend": chosen, "device": device, "recipe": recipe, "threads": threads, "context": context}
         partner = LocalModel(model, adapter or [], options, chat_template)
     try:
         if name is not None and name not in partner.names:

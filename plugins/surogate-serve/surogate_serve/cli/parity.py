@@ -10,6 +10,8 @@ import typer
 from surogate_core.cli.options import model_path
 from surogate_core.errors import ConfigError
 
+from .serve import backend_of
+
 KV_MEMORY = 512 << 20
 """Bytes: a device must also hold the trainer's copy of the weights."""
 
@@ -25,7 +27,7 @@ def parity(
         bool, typer.Option("--batch-invariant", help="With kernels that give a token the same bits in every batch.")
     ] = False,
     threads: Annotated[int | None, typer.Option(min=1, help="Threads. Default: one for each core.")] = None,
-    backend: Annotated[str, typer.Option(help="What computes: cpu, cuda.")] = "cpu",
+    backend: Annotated[str, typer.Option(help="What computes: cpu, cuda. auto: the GPU where there is one.")] = "auto",
     device: Annotated[int, typer.Option(min=0, help="Which device of the backend.")] = 0,
     tolerance: Annotated[
         float | None, typer.Option(min=0.0, help="Exit with 1 where the server is further from the trainer than this.")
@@ -43,7 +45,7 @@ def parity(
     if adapter is None and place.adapters:
         (adapter,) = place.adapters.values()
     options = EngineOptions(
-        recipe=recipe, backend=backend, device=device, threads=threads, max_sequences=8, kv_memory=KV_MEMORY,
+        recipe=recipe, backend=backend_of(backend, device, batch_invariant), device=device, threads=threads, max_sequences=8, kv_memory=KV_MEMORY,
         batch_invariant=batch_invariant,
     )
     rows = compare(place.base, adapter, False if no_gguf else gguf or True, options, tokens)

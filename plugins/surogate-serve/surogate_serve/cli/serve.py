@@ -128,7 +128,7 @@ def serve(
     )
     options = EngineOptions(
         recipe=recipe,
-        backend=backend_of(backend, device),
+        backend=backend_of(backend, device, batch_invariant),
         device=device,
         threads=threads,
         context=context,
@@ -257,13 +257,16 @@ def adapters_of(given: Sequence[str], models: Sequence[str]) -> dict[str | None,
     return result
 
 
-def backend_of(name: str, device: int) -> str:
-    """A backend that this machine can use. Raises `ConfigError`."""
+def backend_of(name: str, device: int, batch_invariant: bool = False) -> str:
+    """A backend that this machine can use. auto: the GPU where there is one and it can do what is asked. Raises
+    `ConfigError`."""
     from surogate_core.plugins.manager import get_manager
     from surogate_core.train.machine import device_info
 
     backends = get_manager().backends
-    if name == "auto":
+    if name == "auto" and batch_invariant:
+        name = "cpu"  # the only one with such kernels
+    elif name == "auto":
         usable = (each for each in backends if each != "cpu" and backends[each].unavailable() is None)
         name = next(usable, "cpu")
     elif reason := backends[name].unavailable():
