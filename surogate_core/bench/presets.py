@@ -1,5 +1,5 @@
-"""Architectures of public models, as their config.json has them: what `surogate bench` and `surogate profile` know by name. The
-families that are installed bring them."""
+"""Architectures of public models, as their config.json has them: what `surogate bench` and `surogate profile` know by name.
+The families that are installed bring them."""
 
 from __future__ import annotations
 
@@ -27,5 +27,6 @@ def architecture(name: str) -> Mapping[str, Any]:
     """The config.json of a preset. ConfigError for another name."""
     known = presets()
     if name not in known:
-        raise ConfigError(f"no preset is called {name!r}", f"Known: {', '.join(known) or 'none'}; or give a configuration file.")
+        names = ", ".join(known) or "none"
+        raise ConfigError(f"no preset is called {name!r}", f"Known: {names}; or give a configuration file.")
     return known[name]

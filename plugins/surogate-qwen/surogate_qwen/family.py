@@ -20,22 +20,23 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 
 # What transformers takes for a key that a config.json leaves out.
 _DEFAULTS: dict[str, Any] = {
-    "vocab_size": 151936, "hidden_size": 4096, "intermediate_size": 22016, "num_hidden_layers": 32, "num_attention_heads": 32,
-    "num_key_value_heads": 32, "max_position_embeddings": 32768, "sliding_window": 4096, "max_window_layers": 28,
+    "vocab_size": 151936, "hidden_size": 4096, "intermediate_size": 22016, "num_hidden_layers": 32,
+    "num_attention_heads": 32, "num_key_value_heads": 32, "max_position_embeddings": 32768, "sliding_window": 4096,
+    "max_window_layers": 28,
 }
 _NORM = "model.norm.weight"
 # Keys that change the arithmetic in a way that these models do not have, and the values that mean "not so".
 _ONLY: dict[str, tuple[Any, ...]] = {
-    "partial_rotary_factor": (None, 1.0), "use_mrope": (None, False), "num_experts": (None, 0), "is_causal": (None, True),
-    "dual_chunk_attention_config": (None,),
+    "partial_rotary_factor": (None, 1.0), "use_mrope": (None, False), "num_experts": (None, 0),
+    "is_causal": (None, True), "dual_chunk_attention_config": (None,),
 }
 
 
 @dataclass(frozen=True)
 class QwenHyperparameters(DecoderHyperparameters):
-    """layer_types: FULL or SLIDING, by layer. window: how many tokens back (itself included) a token of a sliding layer sees;
-    0 where none slides. qk_norm: each head of q and k is normed before it is rotated. head: False for a checkpoint that makes
-    vectors and no text."""
+    """layer_types: FULL or SLIDING, by layer. window: how many tokens back (itself included) a token of a sliding layer
+    sees; 0 where none slides. qk_norm: each head of q and k is normed before it is rotated. head: False for a checkpoint
+    that makes vectors and no text."""
 
     layer_types: tuple[str, ...] = ()
     window: int = 0
@@ -46,8 +47,9 @@ class QwenHyperparameters(DecoderHyperparameters):
 
 
 class QwenFamily(Family):
-    """``name`` is the model_type of config.json and the architecture of GGUF files. architectures: with a head, and without one.
-    qk_norm: whether queries and keys are normed; then biases are a setting, and otherwise q, k and v always have them."""
+    """``name`` is the model_type of config.json and the architecture of GGUF files. architectures: with a head, and without
+    one. qk_norm: whether queries and keys are normed; then biases are a setting, and otherwise q, k and v always have
+    them."""
 
     # Embedding models hold the body alone, whichever of the two architectures their config.json names.
     hf_prefixes = {name: f"model.{name}" for name in ("embed_tokens.", "layers.", "norm.")}
@@ -66,7 +68,8 @@ class QwenFamily(Family):
         fields |= settings.rope(fields["head_dim"], fields["max_positions"])
         fields |= _read_layers(settings, fields["num_layers"])
         out_bias = self.qk_norm and settings.flag("attention_bias")
-        return QwenHyperparameters(**fields, qkv_bias=out_bias or not self.qk_norm, out_bias=out_bias, qk_norm=self.qk_norm)
+        qkv_bias = out_bias or not self.qk_norm
+        return QwenHyperparameters(**fields, qkv_bias=qkv_bias, out_bias=out_bias, qk_norm=self.qk_norm)
 
     def from_folder(self, store) -> QwenHyperparameters:
         """Embedding models whose head would have a weight of its own are stored without it."""
@@ -79,8 +82,8 @@ class QwenFamily(Family):
         fields = read_gguf_decoder(metadata)
         fields |= metadata.rope(fields["head_dim"])
         if fields["rope_dims"] != fields["head_dim"]:
-            raise WeightError(f"{store.path}: {self.name}.rope.dimension_count is {fields['rope_dims']}; a {self.name} model "
-                              f"rotates all {fields['head_dim']} dimensions of a head")
+            raise WeightError(f"{store.path}: {self.name}.rope.dimension_count is {fields['rope_dims']}; a {self.name} "
+                              f"model rotates all {fields['head_dim']} dimensions of a head")
         kinds = (FULL,) * fields["num_layers"]
         return QwenHyperparameters(**fields, layer_types=kinds, qkv_bias=not self.qk_norm, qk_norm=self.qk_norm)
 
@@ -132,15 +135,16 @@ class QwenFamily(Family):
 
 def _read_layers(settings: HFConfig, num_layers: int) -> dict[str, Any]:
     """Fields layer_types and window. A window is off, whatever it says, unless use_sliding_window is true."""
-    window = settings.count("sliding_window") if settings.flag("use_sliding_window") and settings.get("sliding_window") else 0
+    slides = settings.flag("use_sliding_window") and settings.get("sliding_window") is not None
+    window = settings.count("sliding_window") if slides else 0
     first = settings.get("max_window_layers")
     if type(first) is not int or first < 0:
         raise WeightError(f"config.json: max_window_layers is {first!r}, not a number of layers")
     default = [SLIDING if window and layer >= first else FULL for layer in range(num_layers)]
     types = settings.layer_types((FULL, SLIDING), num_layers, default)
     if SLIDING in types and not window:
-        raise WeightError("config.json: layer_types has 'sliding_attention', but use_sliding_window and sliding_window give "
-                          "these layers no window")
+        raise WeightError("config.json: layer_types has 'sliding_attention', but use_sliding_window and sliding_window "
+                          "give these layers no window")
     return {"layer_types": tuple(types), "window": window if SLIDING in types else 0}
 
 

@@ -17,7 +17,8 @@ class QwenBlock(Module):
         self.attn_norm = RMSNorm(h.hidden_size, h.norm_eps)
         self.attn = Attention(
             h.hidden_size, h.num_heads, h.num_kv_heads, h.head_dim, h.rope, window=window,
-            qkv_bias=h.qkv_bias, out_bias=h.out_bias, qk_norm_eps=h.norm_eps if h.qk_norm else None, init_std=h.init_std,
+            qkv_bias=h.qkv_bias, out_bias=h.out_bias, qk_norm_eps=h.norm_eps if h.qk_norm else None,
+            init_std=h.init_std,
         )
         self.mlp_norm = RMSNorm(h.hidden_size, h.norm_eps)
         self.mlp = GatedMLP(h.hidden_size, h.intermediate_size, "silu", init_std=h.init_std)

@@ -21,7 +21,7 @@ WHY = "compares with transformers: pip install 'surogate-core[test]'"
 
 
 def write_gguf_of(path, family, config, **changes):
-    """A random model in a GGUF file. changes: of its metadata, and of its tensors by their names ("blk.0.attn_q.bias")."""
+    """A random model in a GGUF file. changes: of its metadata, and of its tensors by name ("blk.0.attn_q.bias")."""
     h = family.from_hf(config)
     generator = np.random.default_rng(0)
     tensors = dict(family.gguf_names(h).export({
@@ -53,7 +53,8 @@ def test_a_config_means_what_transformers_makes_of_it(family, config):
     assert list(ours.layer_types) == theirs.layer_types
     slides = "sliding_attention" in theirs.layer_types
     assert ours.window == (theirs.sliding_window if slides else 0)
-    assert ours.rope_base == theirs.rope_parameters["rope_theta"] and ours.rope.kind == theirs.rope_parameters["rope_type"]
+    rope = theirs.rope_parameters
+    assert (ours.rope_base, ours.rope.kind) == (rope["rope_theta"], rope["rope_type"])
     assert (ours.num_kv_heads, ours.tied) == (theirs.num_key_value_heads, theirs.tie_word_embeddings)
 
 
@@ -102,7 +103,7 @@ def test_relatives_of_another_build_are_refused(architecture):
 
 @pytest.mark.parametrize("named", ["Qwen3Model", "Qwen3ForCausalLM"])
 def test_a_body_without_a_head_is_read_under_either_name(tmp_path, named):
-    """Embedding models are saved so: no tensor begins with "model."; some config.json name the model with a head all the same."""
+    """Embedding models are saved so: no tensor begins with "model.". Some say that they are the model with a head."""
     reference = random_reference({**QWEN3, "tie_word_embeddings": True})
     reference.model.save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
@@ -124,7 +125,8 @@ def test_a_body_whose_head_would_be_its_own_writes_no_text(tmp_path, named):
     model = LoadedModel.open(tmp_path / "body", FAMILIES)
     assert not model.writes_text
     parameters = {name: model.names.load(model.store, name) for name, _ in model.dsl().parameters()}
-    write_hf(tmp_path / "again", model.names.export(parameters), model.family.hf_config(model.hyperparameters), dtype="f32")
+    config = model.family.hf_config(model.hyperparameters)
+    write_hf(tmp_path / "again", model.names.export(parameters), config, dtype="f32")
     again = LoadedModel.open(tmp_path / "again", FAMILIES)
     assert again.hyperparameters == model.hyperparameters
     theirs = transformers.AutoModel.from_pretrained(tmp_path / "again", dtype=torch.float32).state_dict()
