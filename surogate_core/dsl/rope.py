@@ -2,7 +2,8 @@
 
 Frequencies follow Su et al. 2021 (arXiv:2104.09864): inv_freq[i] = base^(-2i/R) for the R rotated dimensions. The scaled
 kinds are "linear" (positions / factor), "llama3" (Llama 3.1's smooth interpolation between wavelengths) and "yarn" (Peng
-et al. 2023, arXiv:2309.00071, with its attention factor).
+et al. 2023, arXiv:2309.00071, with its attention factor). "proportional" turns only the pairs of the highest frequencies, a
+share "partial_rotary_factor" of all, and leaves the rest as they are: frequencies and pairs are those of the whole head.
 "longrope" (Ding et al. 2024, arXiv:2402.13753) divides each by a given number, and has two sets of them: which one holds
 depends on the longest text that the table is for, so a program made for long contexts reads short texts with it as well.
 "factors" divides each frequency by a given number, which is how GGUF files carry what they have no name for.
@@ -17,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-KINDS = ("default", "linear", "llama3", "yarn", "longrope", "factors")
+KINDS = ("default", "linear", "llama3", "yarn", "longrope", "proportional", "factors")
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,9 @@ def inverse_frequencies(spec: RopeSpec, num_positions: int = 0) -> tuple[np.ndar
         raise ValueError(f"rope_type {spec.kind!r} is not known; known are {', '.join(KINDS)}")
     if spec.kind == "factors":
         return plain / np.asarray(scaling["factors"], np.float64), float(scaling.get("attention_factor") or 1.0)
+    if spec.kind == "proportional":
+        turned = int(_setting(scaling, "partial_rotary_factor", spec.kind) * dims // 2)
+        return np.where(np.arange(dims // 2) < turned, plain / float(scaling.get("factor") or 1.0), 0.0), 1.0
     if spec.kind == "longrope":
         return _longrope(spec, plain, num_positions)
     factor = _setting(scaling, "factor", spec.kind)

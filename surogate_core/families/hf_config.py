@@ -97,6 +97,8 @@ class HFConfig:
             if self.config.get("original_max_position_embeddings"):  # where some families say it, which then holds
                 rope["original_max_position_embeddings"] = self.config["original_max_position_embeddings"]
         partial = float(rope.pop("partial_rotary_factor", None) or self.config.get("partial_rotary_factor") or 1.0)
+        if rope["rope_type"] == "proportional":  # every pair has its place, also those that do not turn
+            rope["partial_rotary_factor"], partial = partial, 1.0
         base = float(rope.pop("rope_theta", None) or self.config.get("rope_theta") or base)
         fields = {"rope_base": base, "rope_dims": int(head_dim * partial),
                   "rope_scaling": rope if rope["rope_type"] != "default" else {}}

@@ -22,6 +22,7 @@ import numpy as np
 from ..data.loader import IGNORED, Batch, Step
 from ..dsl import Family
 from ..generate import Decoder
+from ..ir.graph import BUFFER
 from ..model import FrozenWeights, LoadedModel, loss_program, training_program
 from ..passes import LoraSpec
 from ..passes.precision import RECIPES
@@ -53,14 +54,15 @@ def installed_family(name: str) -> Family:
 
 
 def random_reference(config: Mapping[str, Any], seed: int = 0) -> Any:
-    """A float32 model of transformers in which every parameter is random, norms and biases too, and activations are O(1)."""
+    """A float32 model of transformers in which all that files hold is random, norms and biases too, and activations are O(1)."""
     torch, transformers = _need("torch"), _need("transformers")
     settings = {key: value for key, value in config.items() if key not in ("architectures", "model_type")}
     made = transformers.AutoConfig.for_model(config["model_type"], **settings)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = transformers.AutoModelForCausalLM.from_config(made, attn_implementation="eager", dtype=torch.float32)
-        for parameter in model.parameters():
+        held = model.state_dict()
+        for parameter in (*model.parameters(), *(buffer for name, buffer in model.named_buffers() if name in held)):
             if parameter.ndim == 1:  # around what it starts at: ones for most norms, zeros for biases and for norms of 1 + w
                 parameter.data.add_(0.3 * torch.randn_like(parameter))
             else:
@@ -196,7 +198,7 @@ class Parity:
 
     def _by_our_names(self, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         store = _GradientStore({name: value.astype(np.float32) for name, value in tensors.items()})
-        names = [name for name, _ in self.loaded.dsl().parameters()]
+        names = [name for name, parameter in self.loaded.dsl().parameters() if parameter.role != BUFFER]
         return {name: self.loaded.names.load(store, name).to_f32() for name in names}
 
     # -- ours --------------------------------------------------------------------------------------------------------

@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from surogate_core.dsl import Family
 
-from . import embedding, gemma
+from . import embedding, gemma, gemma4
 
-FAMILIES: tuple[Family, ...] = (*gemma.FAMILIES, *embedding.FAMILIES)
+FAMILIES: tuple[Family, ...] = (*gemma.FAMILIES, *gemma4.FAMILIES, *embedding.FAMILIES)

@@ -18,9 +18,9 @@ from .model import Gemma
 HF_POST_NORMS = {"attn_norm": "input_layernorm", "attn_post_norm": "post_attention_layernorm",
                   "mlp_norm": "pre_feedforward_layernorm", "mlp_post_norm": "post_feedforward_layernorm"}
 HF_QK_NORMS = {"attn.q_norm": "self_attn.q_norm", "attn.k_norm": "self_attn.k_norm"}
-_GGUF_POST_NORMS = {"attn_post_norm": "post_attention_norm", "mlp_post_norm": "post_ffw_norm"}
-_TEXT_PREFIXES = ("language_model.model.", "model.language_model.")
-_GGUF_QK_NORMS = {"attn.q_norm": "attn_q_norm", "attn.k_norm": "attn_k_norm"}
+GGUF_POST_NORMS = {"attn_post_norm": "post_attention_norm", "mlp_post_norm": "post_ffw_norm"}
+TEXT_PREFIXES = ("language_model.model.", "model.language_model.")
+GGUF_QK_NORMS = {"attn.q_norm": "attn_q_norm", "attn.k_norm": "attn_k_norm"}
 
 
 class GemmaFamily(Family):
@@ -30,7 +30,7 @@ class GemmaFamily(Family):
         self.generation, self.name = generation, generation.name
         self.architectures, self.gguf_architectures = generation.architectures, (generation.gguf,)
         # A model with a vision tower is read as its text: other tensors are let be, and what is written is a text model.
-        self.hf_prefixes = {prefix: "model." for prefix in _TEXT_PREFIXES} | {"language_model.lm_head.": "lm_head."}
+        self.hf_prefixes = {prefix: "model." for prefix in TEXT_PREFIXES} | {"language_model.lm_head.": "lm_head."}
 
     def from_hf(self, config: Mapping[str, Any]) -> GemmaHyperparameters:
         from .hf_config import read_hf_config
@@ -50,8 +50,8 @@ class GemmaFamily(Family):
         return hf_decoder_names({**norms, **(HF_QK_NORMS if hyperparameters.qk_norm else {})})
 
     def gguf_names(self, hyperparameters: GemmaHyperparameters) -> NameMap:
-        post_norms = _GGUF_POST_NORMS if hyperparameters.post_norms else {}
-        qk_norms = _GGUF_QK_NORMS if hyperparameters.qk_norm else {}
+        post_norms = GGUF_POST_NORMS if hyperparameters.post_norms else {}
+        qk_norms = GGUF_QK_NORMS if hyperparameters.qk_norm else {}
         return gguf_decoder_names({**GGUF_NORMS, **post_norms, **qk_norms}, norm_transform=AddOne())
 
     def hf_config(self, hyperparameters: GemmaHyperparameters) -> dict[str, Any]:

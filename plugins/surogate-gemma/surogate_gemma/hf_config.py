@@ -17,7 +17,7 @@ _TYPES = {kind: layer_type for layer_type, kind in _KINDS.items()}
 
 def read_hf_config(config: Mapping[str, Any], generation: Generation) -> dict[str, Any]:
     """Fields of GemmaHyperparameters. A model with a vision tower has those of its text in "text_config"."""
-    text = HFConfig(_text_of(config), generation.name, generation.defaults)
+    text = HFConfig(text_of(config), generation.name, generation.defaults)
     text.only("hidden_activation", None, ACTIVATION)
     text.only("attention_bias", None, False)
     text.only("use_bidirectional_attention", None, False)
@@ -41,7 +41,7 @@ def read_hf_config(config: Mapping[str, Any], generation: Generation) -> dict[st
     return fields | _rope(text, generation, fields)
 
 
-def _text_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
+def text_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
     text = config.get("text_config")
     if text is None:
         return config
