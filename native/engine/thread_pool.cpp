@@ -16,6 +16,7 @@ namespace {
 // tail of the last task.
 constexpr uint64_t kSpinCycles = 12'000;  // of the time stamp counter: 4 to 6 microseconds
 constexpr uint32_t kClosing = UINT32_MAX;
+constexpr int32_t kMaxStretches = 16;  // a job writes a line of memory for each
 
 thread_local bool inside_task = false;
 
@@ -37,12 +38,19 @@ bool spin_until_changed(const std::atomic<uint32_t> &word, uint32_t seen) {
   return false;
 }
 
+// Tasks before stretch `index` of `count`.
+uint32_t stretch_begin(uint32_t num_tasks, int32_t index, int32_t count) {
+  return static_cast<uint32_t>(uint64_t{num_tasks} * static_cast<uint32_t>(index) / static_cast<uint32_t>(count));
+}
+
 }  // namespace
 
 ThreadPool::ThreadPool(int32_t num_workers) : num_workers_(num_workers) {
   if (num_workers < 1 || num_workers > 1024) {
     throw Error("a thread pool of " + std::to_string(num_workers) + " threads", "threads must be between 1 and 1024");
   }
+  num_stretches_ = std::min(num_workers, kMaxStretches);
+  tickets_ = std::make_unique<Padded[]>(static_cast<size_t>(num_stretches_));
   threads_.reserve(static_cast<size_t>(num_workers - 1));
   for (int32_t worker = 1; worker < num_workers; ++worker) {
     threads_.emplace_back([this, worker] { work(worker); });
@@ -71,8 +79,11 @@ void ThreadPool::dispatch(int64_t first_task, uint32_t num_tasks, sg_task_fn bod
   first_task_.store(first_task, std::memory_order_relaxed);
   num_tasks_.store(num_tasks, std::memory_order_relaxed);
   finished_.value.store(0, std::memory_order_relaxed);
-  const uint64_t generation = (ticket_.value.load(std::memory_order_relaxed) >> 32) + 1;
-  ticket_.value.store(generation << 32 | num_tasks, std::memory_order_release);
+  ++generation_;
+  for (int32_t i = 0; i < num_stretches_; ++i) {
+    const uint32_t count = stretch_begin(num_tasks, i + 1, num_stretches_) - stretch_begin(num_tasks, i, num_stretches_);
+    tickets_[i].value.store(generation_ << 32 | count, std::memory_order_release);
+  }
 
   // The worker that goes to sleep announces it and then looks at the epoch; the caller changes the epoch and then looks
   // for sleepers. One of the two sees the other.
@@ -95,31 +106,33 @@ void ThreadPool::dispatch(int64_t first_task, uint32_t num_tasks, sg_task_fn bod
   }
 }
 
-uint32_t ThreadPool::claim_and_run(int32_t worker) {
-  uint32_t ran = 0;
+void ThreadPool::claim_and_run(int32_t worker) {
   inside_task = true;
-  uint64_t ticket = ticket_.value.load(std::memory_order_acquire);
+  const int32_t own = worker % num_stretches_;
+  for (int32_t i = 0; i < num_stretches_; ++i) run_stretch((own + i) % num_stretches_, worker);
+  inside_task = false;
+}
+
+void ThreadPool::run_stretch(int32_t stretch, int32_t worker) {
+  std::atomic<uint64_t> &tickets = tickets_[stretch].value;
+  uint64_t ticket = tickets.load(std::memory_order_acquire);
   while (static_cast<uint32_t>(ticket) != 0) {
     const sg_task_fn body = body_.load(std::memory_order_relaxed);
     void *const context = context_.load(std::memory_order_relaxed);
     const int64_t first_task = first_task_.load(std::memory_order_relaxed);
     const uint32_t num_tasks = num_tasks_.load(std::memory_order_relaxed);
     const uint32_t left = static_cast<uint32_t>(ticket);
-    if (!ticket_.value.compare_exchange_weak(ticket, ticket - 1, std::memory_order_acq_rel,
-                                             std::memory_order_acquire)) {
+    if (!tickets.compare_exchange_weak(ticket, ticket - 1, std::memory_order_acq_rel, std::memory_order_acquire)) {
       continue;
     }
-    body(context, first_task + (num_tasks - left), worker);
-    ++ran;
+    body(context, first_task + stretch_begin(num_tasks, stretch + 1, num_stretches_) - left, worker);
     // Counted one by one: the caller must not be held up by a worker that lost its core between two tasks.
     const uint32_t done = finished_.value.fetch_add(1, std::memory_order_seq_cst) + 1;
     if (worker != 0 && done == num_tasks && caller_asleep_.value.load(std::memory_order_seq_cst) != 0) {
       futex_wake(finished_.value, 1);
     }
-    ticket = ticket_.value.load(std::memory_order_acquire);
+    ticket = tickets.load(std::memory_order_acquire);
   }
-  inside_task = false;
-  return ran;
 }
 
 void ThreadPool::work(int32_t worker) {

@@ -1,6 +1,9 @@
 // The host's threads. One caller at a time hands out numbered tasks; it and the workers claim them one after another.
 //
-// Two things decide the design, both about a machine that other processes use as well:
+// Each worker has a stretch of the tasks, which it goes through in order, so that what it asks memory for ahead of a task
+// is what it reads next; whoever is through takes what is left of the others' stretches.
+//
+// Two things decide the design beside that, both about a machine that other processes use as well:
 //   - a thread that waits spins for a few microseconds, enough for the next operator of a decoding step to arrive,
 //     and then sleeps in the kernel, so that it never keeps a core from whoever could use it;
 //   - the caller waits only for tasks that somebody has begun: a worker that the scheduler keeps away costs its share
@@ -41,7 +44,8 @@ class SUROGATE_API ThreadPool {
   };
 
   void dispatch(int64_t first_task, uint32_t num_tasks, sg_task_fn body, void *context);
-  uint32_t claim_and_run(int32_t worker);
+  void claim_and_run(int32_t worker);
+  void run_stretch(int32_t stretch, int32_t worker);
   void work(int32_t worker);
 
   int32_t num_workers_;
@@ -53,7 +57,9 @@ class SUROGATE_API ThreadPool {
   std::atomic<int64_t> first_task_{0};
   std::atomic<uint32_t> num_tasks_{0};
 
-  Padded ticket_;        // generation (upper 32 bits), tasks left to claim (lower 32)
+  int32_t num_stretches_;
+  std::unique_ptr<Padded[]> tickets_;  // of each stretch: generation (upper 32 bits), tasks left to claim (lower 32)
+  uint64_t generation_ = 0;
   Word finished_;        // tasks done in this generation
   Word caller_asleep_;
   Word epoch_;           // what idle workers wait on; odd once the pool is closing

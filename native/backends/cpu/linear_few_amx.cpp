@@ -1,4 +1,4 @@
-// linear for one to sixteen bf16 tokens on quantised weights, on AMX's integer tiles. As in linear_few_codes.cpp the
+// linear for one to sixteen bf16 tokens on weights of 8-bit codes or in blocks of 256, on AMX's integer tiles. As in linear_few_codes.cpp the
 // codes are multiplied as integers by tokens in fixed point of 15 bits, whose upper and lower digits are signed bytes: a
 // tile holds the codes of one unit (a stretch of K with one scale) of 16 rows, another one the digits of eight tokens,
 // eight columns of upper and eight of lower ones. One instruction gives all their sums, exactly; what is left for the
@@ -60,43 +60,6 @@ inline vf lower_halves(__m512i fields) { return _mm512_cvtph_ps(_mm512_cvtepi32_
 
 // A Reader has the elements of a unit, whether codes are signed and whether a unit has an offset, and `read`: codes and
 // scales of `count` elements of 16 rows from `rows` on. Codes lie in the order of the elements.
-template <int bytes, bool has_minimum, bool has_high>
-struct NibbleReader {
-  static constexpr int kUnit = 32, kHigh = has_minimum ? 4 : 2, kCodes = kHigh + (has_high ? 4 : 0);
-  static constexpr bool kSigned = !has_minimum, kHasOffset = has_minimum;
-  static Tiles read(const uint8_t *rows, int64_t row_bytes, int64_t count, Span *span) {
-    const int64_t blocks = count / 32;
-    for (int64_t r = 0; r < kRows; ++r) {
-      const uint8_t *row = rows + r * row_bytes;
-      fetch_ahead(row, blocks * bytes);
-      for (int64_t b = 0; b < blocks; b += 2) {
-        const uint8_t *left = row + b * bytes, *right = b + 1 < blocks ? left + bytes : left;
-        _mm512_store_si512(span->codes + r * kCodeStride + b * 32, unpack(left, right));
-      }
-      for (int64_t b = 0; b < blocks; b += kLanes) {
-        const __m512i headers = block_headers<bytes>(row + b * bytes, blocks - b);
-        vstore(span->scales + r * kMaxUnits + b, lower_halves(headers));
-        if constexpr (has_minimum) {
-          vstore(span->offsets + r * kMaxUnits + b, lower_halves(_mm512_srli_epi32(headers, 16)));
-        }
-      }
-    }
-    return {span->codes, 32, kCodeStride};
-  }
-  // Low nibbles of a block, then its high ones, both with their fifth bits; two blocks.
-  static __m512i unpack(const uint8_t *left, const uint8_t *right) {
-    const __m512i shifts = _mm512_setr_epi32(0, 0, 0, 0, 4, 4, 4, 4, 0, 0, 0, 0, 4, 4, 4, 4);
-    __m512i both = _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i *>(left + kCodes)));
-    const __m128i second = _mm_loadu_si128(reinterpret_cast<const __m128i *>(right + kCodes));
-    both = _mm512_mask_broadcast_i32x4(both, 0xff00, second);
-    const __m512i codes = _mm512_and_si512(_mm512_srlv_epi32(both, shifts), _mm512_set1_epi8(15));
-    if constexpr (!has_high) return has_minimum ? codes : _mm512_sub_epi8(codes, _mm512_set1_epi8(8));
-    const __mmask64 high = load_u32(left + kHigh) | static_cast<__mmask64>(load_u32(right + kHigh)) << 32;
-    const __m512i sixteen = _mm512_set1_epi8(16);
-    if constexpr (has_minimum) return _mm512_mask_add_epi8(codes, high, codes, sixteen);
-    return _mm512_mask_sub_epi8(codes, ~high, codes, sixteen);
-  }
-};
 
 // The formats of 256 elements. Inner: its bytes, units and `read_block`, which unpacks one block of a row.
 template <class Inner>
@@ -168,15 +131,7 @@ struct EightBitScales {
 };
 
 template <int32_t dtype>
-struct Reader;
-template <>
-struct Reader<SG_Q4_0> : NibbleReader<18, false, false> {};
-template <>
-struct Reader<SG_Q4_1> : NibbleReader<20, true, false> {};
-template <>
-struct Reader<SG_Q5_0> : NibbleReader<22, false, true> {};
-template <>
-struct Reader<SG_Q5_1> : NibbleReader<24, true, true> {};
+struct Reader;  // those that linear_codes_amx.cpp has are not here
 template <>
 struct Reader<SG_Q4_K> : WideReader<SixBitScales<false>> {};
 template <>
@@ -333,9 +288,9 @@ void multiply_task(const Task &task, const TokenUnit<Reader<dtype>::kUnit> *x, i
 }
 
 // A unit of one token as 15-bit integers times a power of two, its step, which is not a number where a value is not
-// finite; as upper and lower digits: value = 256 upper + lower.
+// finite; as digits, value = 256 upper + lower: the upper ones in the lower half of the result, the lower ones in the other.
 template <int kUnit>
-inline void to_digits(const bf16 *x, uint8_t *upper, uint8_t *lower, float *step, float *sum) {
+inline __m512i to_digits(const bf16 *x, float *step, float *sum) {
   const vf low = vload(x), high = kUnit == 32 ? vload(x + kLanes) : vzero();
   const vf largest = vmax(_mm512_abs_ps(low), _mm512_abs_ps(high));
   const vf bad = vadd(vmul(low, vzero()), vmul(high, vzero()));  // 0, or NaN in a lane that is not finite
@@ -344,35 +299,54 @@ inline void to_digits(const bf16 *x, uint8_t *upper, uint8_t *lower, float *step
   const float e = std::max(_mm512_reduce_max_ps(_mm512_getexp_ps(largest)), -100.0f);
   const vf factor = vexp2_int(vset(13.0f - e));
   const __m512i a = _mm512_cvtps_epi32(vmul(low, factor)), b = _mm512_cvtps_epi32(vmul(high, factor));
-  *step = finite ? 1.0f / _mm512_cvtss_f32(factor) : std::numeric_limits<float>::quiet_NaN();
+  *step = finite ? _mm512_cvtss_f32(vexp2_int(vset(e - 13.0f))) : std::numeric_limits<float>::quiet_NaN();
   *sum = *step * static_cast<float>(_mm512_reduce_add_epi32(_mm512_add_epi32(a, b)));
   const __m512i first = _mm512_castsi256_si512(_mm512_cvtepi32_epi16(a));
   const __m512i words = _mm512_inserti64x4(first, _mm512_cvtepi32_epi16(b), 1);
   const __m512i tops = _mm512_srai_epi16(_mm512_add_epi16(words, _mm512_set1_epi16(128)), 8);
   const __m256i rests = _mm512_cvtepi16_epi8(_mm512_sub_epi16(words, _mm512_slli_epi16(tops, 8)));
-  constexpr __mmask32 kept = kUnit == 32 ? 0xffffffffu : 0xffffu;
-  _mm256_mask_storeu_epi8(upper, kept, _mm512_cvtepi16_epi8(tops));
-  _mm256_mask_storeu_epi8(lower, kept, rests);
+  return _mm512_inserti64x4(_mm512_castsi256_si512(_mm512_cvtepi16_epi8(tops)), rests, 1);
+}
+
+// rows[t] of 32-bit elements (half h, k) become rows[k] of elements (half h, t): an 8 x 8 square in each half.
+inline void transpose_halves(__m512i (&rows)[kTokens]) {
+  __m512i pairs[8], fours[8];
+  for (int t = 0; t < 8; t += 2) {
+    pairs[t] = _mm512_unpacklo_epi32(rows[t], rows[t + 1]);
+    pairs[t + 1] = _mm512_unpackhi_epi32(rows[t], rows[t + 1]);
+  }
+  for (int t = 0; t < 8; t += 4) {  // fours[t + j]: k = j and, in the other lane of its half, k = 4 + j
+    fours[t] = _mm512_unpacklo_epi64(pairs[t], pairs[t + 2]);
+    fours[t + 1] = _mm512_unpackhi_epi64(pairs[t], pairs[t + 2]);
+    fours[t + 2] = _mm512_unpacklo_epi64(pairs[t + 1], pairs[t + 3]);
+    fours[t + 3] = _mm512_unpackhi_epi64(pairs[t + 1], pairs[t + 3]);
+  }
+  const __m512i low = _mm512_setr_epi64(0, 1, 8, 9, 4, 5, 12, 13), high = _mm512_setr_epi64(2, 3, 10, 11, 6, 7, 14, 15);
+  for (int j = 0; j < 4; ++j) {
+    rows[j] = _mm512_permutex2var_epi64(fours[j], low, fours[4 + j]);
+    rows[4 + j] = _mm512_permutex2var_epi64(fours[j], high, fours[4 + j]);
+  }
 }
 
 // One unit of the tokens [first, first + 8) of the call; those past the last one are zero.
 template <int kUnit>
 void read_unit(const LinearProblem &p, int64_t first, int64_t unit, TokenUnit<kUnit> *out) {
-  alignas(64) uint8_t columns[2 * kTokens][kUnit];
-  const int64_t count = std::min(kTokens, p.m - first);
-  std::memset(columns, 0, sizeof(columns));
-  std::memset(out, 0, sizeof(*out));
-  for (int64_t t = 0; t < count; ++t) {
-    const bf16 *x = static_cast<const bf16 *>(p.a.data) + (first + t) * p.a.stride + unit * kUnit;
-    float step;
-    to_digits<kUnit>(x, columns[t], columns[kTokens + t], &step, out->sums + t);
-    out->steps[t] = 256.0f * step;
-    out->steps[kTokens + t] = step;
+  const int count = static_cast<int>(std::min(kTokens, p.m - first));
+  const bf16 *x = static_cast<const bf16 *>(p.a.data) + first * p.a.stride + unit * kUnit;
+  __m512i rows[kTokens];
+  alignas(64) float steps[kTokens] = {}, sums[kTokens] = {};
+#pragma GCC unroll 8
+  for (int t = 0; t < kTokens; ++t) {
+    rows[t] = t < count ? to_digits<kUnit>(x + t * p.a.stride, steps + t, sums + t) : _mm512_setzero_si512();
   }
-  const __m512i offsets = _mm512_mullo_epi32(viota(), vset_int(kUnit));
-  for (int k = 0; k < kUnit; k += 4) {
-    _mm512_storeu_si512(out->digits[k / 4], _mm512_i32gather_epi32(offsets, &columns[0][k], 1));
-  }
+  transpose_halves(rows);
+#pragma GCC unroll 8
+  for (int k = 0; k < kUnit / 4; ++k) _mm512_storeu_si512(out->digits[k], rows[k]);
+  const __m256 step = _mm256_load_ps(steps);
+  _mm256_storeu_ps(out->steps, _mm256_mul_ps(step, _mm256_set1_ps(256.0f)));
+  _mm256_storeu_ps(out->steps + kTokens, step);
+  _mm256_storeu_ps(out->sums, _mm256_load_ps(sums));
+  _mm256_storeu_ps(out->sums + kTokens, _mm256_setzero_ps());
 }
 
 // Bytes of workspace: the tokens, then for each worker two spans and a task's sums.
@@ -387,10 +361,9 @@ int32_t supports(const sg_call *call) {
   LinearProblem p;
   if (!cpu_features().amx_int8 || !read_linear<LinearOp::forward>(call, &p)) return 0;
   if (p.m < 1 || p.m > kMaxTokens || p.n < kRows || p.k < 32 || p.a.dtype != SG_BF16) return 0;
-  if (!is_quantised(p.b.dtype)) return 0;
+  if (p.b.dtype != SG_Q8_0 && p.b.dtype != SG_Q4_K && p.b.dtype != SG_Q5_K && p.b.dtype != SG_Q6_K) return 0;
   // One or two tokens are multiplied faster by the dot products of linear_few_codes.cpp, where it has the format.
-  const bool has_dots = p.b.dtype == SG_Q4_0 || p.b.dtype == SG_Q4_1 || p.b.dtype == SG_Q8_0;
-  return has_dots && p.m <= 2 ? 60 : 70;
+  return p.b.dtype == SG_Q8_0 && p.m <= 2 ? 60 : 70;
 }
 
 size_t workspace(const sg_call *call) {
@@ -419,9 +392,16 @@ void run_on(const sg_call *call, const LinearProblem &p) {
 
 int32_t run(const sg_call *call) {
   LinearProblem p;
-  const bool known = read_linear<LinearOp::forward>(call, &p) &&
-                     with_format(p.b.dtype, [&](auto tag) { run_on<decltype(tag)::value>(call, p); });
-  return known ? SG_OK : fail(call, "linear: operands changed since the kernel was chosen");
+  if (read_linear<LinearOp::forward>(call, &p)) {
+    switch (p.b.dtype) {
+      case SG_Q8_0: return run_on<SG_Q8_0>(call, p), SG_OK;
+      case SG_Q4_K: return run_on<SG_Q4_K>(call, p), SG_OK;
+      case SG_Q5_K: return run_on<SG_Q5_K>(call, p), SG_OK;
+      case SG_Q6_K: return run_on<SG_Q6_K>(call, p), SG_OK;
+      default: break;
+    }
+  }
+  return fail(call, "linear: operands changed since the kernel was chosen");
 }
 
 constexpr sg_kernel linear{sizeof(sg_kernel), "linear", "cpu", SG_ISA_NAME "_bf16_few",
