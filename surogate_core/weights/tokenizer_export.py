@@ -67,7 +67,9 @@ def _from_spec(spec: dict[str, Any], facts: _Facts, where: str) -> dict[str, Any
     metadata[PREFIX + "token_type"] = np.array(types, np.int32)
     if not is_sentencepiece:
         metadata[PREFIX + "merges"] = [" ".join(merge) for merge in merges]
-    ids = {"bos": facts.bos, "eos": facts.eos, "unknown": facts.unk, "padding": facts.pad, "eot": facts.eot}
+    ends = dict.fromkeys(number for number in (facts.eot, *facts.stop) if number not in (None, facts.eos))
+    ids = {"bos": facts.bos, "eos": facts.eos, "unknown": facts.unk, "padding": facts.pad,
+           **dict(zip(("eot", "eom"), ends))}  # all that GGUF has for the ends of answers
     metadata.update({f"{PREFIX}{name}_token_id": number for name, number in ids.items() if number is not None})
     metadata[PREFIX + "add_bos_token"] = facts.bos is not None and facts.bos in facts.prefix
     metadata[PREFIX + "add_eos_token"] = facts.eos is not None and facts.eos in facts.suffix

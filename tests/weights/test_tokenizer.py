@@ -240,6 +240,9 @@ def test_hf_details_are_read(recorded, tmp_path):
     assert again.chat_template == "A" and again.chat_templates["tool_use"] == "B"
     again.save_hf(tmp_path / "again")
     assert Tokenizer.from_hf_folder(tmp_path / "again").chat_templates == again.chat_templates
+    metadata = again.gguf_metadata()
+    written = [metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
+    assert written[0] == eot and {*written} - {None} == {eot, 1, 2}
     config["eos_token"] = "<nothing>"
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
     with pytest.raises(WeightError, match="eos_token is '<nothing>', which tokenizer.json does not know"):
