@@ -1,6 +1,7 @@
-// linear for one to sixteen bf16 tokens on weights of 4- and 5-bit codes, on AMX's bf16 tiles. The codes are multiplied as they are, and
-// a block's sum is scaled instead of its values: a tile holds the codes of one block of 16 rows, another one the same 32
-// elements of up to 16 tokens, and the square of their products is scaled and added by vectors whose lanes are the rows.
+// linear for one to sixteen bf16 tokens on weights of 4- and 5-bit codes, on AMX's bf16 tiles. The codes are multiplied as
+// they are, and a block's sum is scaled instead of its values: a tile holds the codes of one block of 16 rows, another one
+// the same 32 elements of up to 16 tokens, and the square of their products is scaled and added by vectors whose lanes are
+// the rows.
 //
 // A code c becomes the bf16 number 128 + c, whose bits are those of 128 with the code in the lowest: one operation makes
 // 32 of them, wherever in a word the code lies. The 128 too much times the sum of the token's elements is taken back with

@@ -1,9 +1,9 @@
-// linear for one to sixteen bf16 tokens on weights of 8-bit codes or in blocks of 256, on AMX's integer tiles. As in linear_few_codes.cpp the
-// codes are multiplied as integers by tokens in fixed point of 15 bits, whose upper and lower digits are signed bytes: a
-// tile holds the codes of one unit (a stretch of K with one scale) of 16 rows, another one the digits of eight tokens,
-// eight columns of upper and eight of lower ones. One instruction gives all their sums, exactly; what is left for the
-// vectors is to unpack a code once, whatever the number of tokens, and to scale 16 sums at a time. Rows of 8-bit codes
-// are read where they lie.
+// linear for one to sixteen bf16 tokens on weights of 8-bit codes or in blocks of 256, on AMX's integer tiles. As in
+// linear_few_codes.cpp the codes are multiplied as integers by tokens in fixed point of 15 bits, whose upper and lower
+// digits are signed bytes: a tile holds the codes of one unit (a stretch of K with one scale) of 16 rows, another one the
+// digits of eight tokens, eight columns of upper and eight of lower ones. One instruction gives all their sums, exactly;
+// what is left for the vectors is to unpack a code once, whatever the number of tokens, and to scale 16 sums at a time.
+// Rows of 8-bit codes are read where they lie.
 //
 // Floor: the bytes of the weight once. A block of 32 costs about six vector operations for eight tokens, of which four
 // are for each eight tokens more, and an eighth of what the tiles could multiply.
