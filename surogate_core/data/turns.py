@@ -109,7 +109,7 @@ class TurnFinder:
         *before, message = rendering.messages[:index + 1]
         forms = [message]
         if message.get("reasoning_content"):
-            forms.append({key: value for key, value in message.items() if key != "reasoning_content"})
+            forms.append({key: value for key, value in message.items() if key not in ("reasoning_content", "thinking")})
         endings = [alone for form in forms if (alone := rendering.of([*before, form])) is not None]
         for header in self._headers(rendering, index) if endings else ():
             if not rendering.text.startswith(header):
@@ -152,7 +152,7 @@ class TurnFinder:
 
     def _without_supplied_thought(self, text: str, message: Message, start: int, end: int) -> tuple[int, int]:
         content = message.get("content") or ""
-        if self._empty_think or content.lstrip().startswith("<think>") or message.get("reasoning_content"):
+        if self._empty_think or content.lstrip().startswith("<think>"):
             return start, end
         supplied = _EMPTY_THINK.match(text, start, end)
         return (supplied.end() if supplied else start), end

@@ -170,6 +170,15 @@ class TestThoughts:
         earlier = [TALK[0], {**thoughtful, "content": "three"}, *TALK[2:]]
         assert on(encode(tokenizer, TEMPLATES["chatml"], earlier), tokenizer)[0] == "three<|im_end|>"
 
+    def test_an_empty_thought_in_place_of_an_earlier_one_is_masked(self, tokenizer):
+        """Some templates do not only drop it."""
+        emptied = (
+            "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+            "{% if m.role == 'assistant' %}<think>{{ m.reasoning_content if loop.last }}</think>{% endif %}"
+            "{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
+        items = [TALK[0], {"role": A, "content": "three", "reasoning_content": "lazy", "thinking": "lazy"}, *TALK[2:]]
+        assert on(encode(tokenizer, emptied, items), tokenizer) == ["three<|im_end|>", "five dog<|im_end|>"]
+
     def test_with_thinking_switched_off(self, tokenizer):
         encoded = encode(tokenizer, TEMPLATES["thinking"], TALK, variables={"enable_thinking": False})
         assert on(encoded, tokenizer) == ["three<|im_end|>", "five dog<|im_end|>"]
