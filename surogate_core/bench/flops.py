@@ -15,6 +15,9 @@ from dataclasses import dataclass
 from ..dsl import trace
 from ..model import LoadedModel
 
+PRODUCTS = frozenset({"linear", "linear_cross_entropy"})
+"""Ops that multiply with a weight, their input 1."""
+
 
 @dataclass(frozen=True)
 class ModelCost:
@@ -25,20 +28,15 @@ class ModelCost:
 
     @classmethod
     def of(cls, model: LoadedModel, max_positions: int) -> ModelCost:
-        dsl = model.dsl()
-        shapes = {p.role: 0 for _, p in dsl.parameters()}
-        for _, parameter in dsl.parameters():
-            if len(parameter.shape) == 2:
-                shapes[parameter.role] += math.prod(parameter.shape)
-        if not model.hyperparameters.tied:
-            shapes.pop("embed", None)
-        graph = trace(dsl, "loss", max_positions)
-        layers = []
-        for name in graph.layers:
-            for node in graph.regions[name].forward:
-                if node.op == "attention":
+        graph = trace(model.dsl(), "loss", max_positions)
+        weights, layers = 0, []
+        for region in (graph.prologue, *(graph.regions[name] for name in graph.layers), graph.epilogue):
+            for node in region.forward:
+                if node.op in PRODUCTS:
+                    weights += math.prod(node.inputs[1].shape)
+                elif node.op == "attention":
                     layers.append((math.prod(node.inputs[0].shape[1:]), int(node.attrs.get("window", 0))))
-        return cls(sum(shapes.values()), tuple(layers))
+        return cls(weights, tuple(layers))
 
     def flops(self, full: bool, lengths: Iterable[int]) -> float:
         """Model FLOPs of training on documents of these lengths."""

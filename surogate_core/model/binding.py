@@ -21,7 +21,8 @@ import numpy as np
 
 from ..dsl.module import Parameter
 from ..engine import Memory, Queue, Session, Tuning, with_choices
-from ..ir.graph import Graph
+from ..errors import WeightError
+from ..ir.graph import BUFFER, Graph
 from ..program import Entry, Instruction, Program, Storage, TensorEntry
 from ..program.program import PERSISTENT, dense_strides
 from ..weights.formats import FORMATS, byte_count
@@ -51,8 +52,17 @@ class FrozenWeights:
         self._constants: dict[tuple[str, int], Memory] = {}
 
     def stored(self, name: str, shape: tuple[int, ...]) -> StoredTensor:
-        """Parameter ``name`` as the checkpoint has it. WeightError when it is missing or not of ``shape``."""
+        """Parameter ``name`` as the checkpoint has it. WeightError when it is missing or not of ``shape``. Of a model from random
+        weights, a buffer that is not trained: as a new model has it."""
+        if self.model.store is None and self.model.names is None:
+            return from_f32(name, initial_values(name, shape, self._buffer(name), 0))
         return self.model.names.load(self.model.store, name, shape)
+
+    def _buffer(self, name: str) -> Parameter:
+        parameter = dict(self.model.dsl().parameters()).get(name)
+        if parameter is None or parameter.role != BUFFER:
+            raise WeightError(f"{name} is read, not trained, and a model from random weights has no checkpoint of it")
+        return parameter
 
     def dtype(self, name: str, shape: tuple[int, ...]) -> str:
         """What a program reads parameter ``name`` as."""

@@ -190,7 +190,8 @@ def linear_roles(model: LoadedModel) -> dict[str, set[str]]:
     names = model.family.hf_names(model.hyperparameters)
     roles: dict[str, set[str]] = {}
     for name, parameter in model.dsl().parameters():
-        if name.startswith("layers.") and name.endswith(".weight") and len(parameter.shape) == 2:
+        is_linear = len(parameter.shape) == 2 and parameter.role not in (None, "embed")
+        if is_linear and name.startswith("layers.") and name.endswith(".weight"):
             modules = {file.removesuffix(".weight").rsplit(".", 1)[-1] for file in names.file_names(name)}
             roles.setdefault(parameter.role, set()).update(modules)
     return roles

@@ -21,6 +21,9 @@ def save_result(prepared: Prepared, session: TrainSession, folder: Path) -> Path
     parameters = {
         name: StoredTensor(name, "f32", p.shape, session.parameter(name)) for name, p in session.layout.parameters.items()
     }
+    for name, parameter in model.dsl().parameters():
+        if name not in parameters:
+            parameters[name] = prepared.weights.stored(name, parameter.shape)
     write_folder(model, parameters, folder / MODEL_FOLDER, prepared.tokenizer, prepared.recipe.compute)
     return folder / MODEL_FOLDER
 

@@ -27,7 +27,7 @@ import numpy as np
 
 from ..errors import WeightError
 from .tensor import AnyTensor, LazyTensor, StoredTensor, realized
-from .transforms import Identity, Transform
+from .transforms import Identity, Split, Transform
 
 _PLACEHOLDER = re.compile(r"\{(\w+)\}")
 
@@ -159,7 +159,7 @@ class NameMap:
         elif lost:
             raise WeightError(store.missing(lost[0]))
         else:
-            tensor = rule.transform.load([store.get(name) for name in names])[index]
+            tensor = _loaded(rule.transform, [store.get(name) for name in names], index)
         if shape is not None and tensor.shape != tuple(shape):
             raise WeightError(
                 f"tensor {names[0]!r}: the file gives {param!r} the shape {list(tensor.shape)}, but its configuration asks "
@@ -197,6 +197,10 @@ class NameMap:
         known = [pattern for rule in self.rules for pattern in rule.params]
         near = difflib.get_close_matches(re.sub(r"\d+", "{layer}", param), known, n=3)
         raise WeightError(f"no rule for parameter {param!r}; nearest rules: {', '.join(near or known[:3])}")
+
+
+def _loaded(transform: Transform, tensors: list[StoredTensor], index: int) -> StoredTensor:
+    return transform.load_one(tensors, index) if isinstance(transform, Split) else transform.load(tensors)[index]
 
 
 def _exported(rule: Rule, names: list[str], params: list[AnyTensor]) -> dict[str, AnyTensor]:

@@ -137,6 +137,10 @@ class Split:
     def load(self, tensors: list[StoredTensor]) -> list[StoredTensor]:
         return _cut(tensors[0], self.axis, self.sizes)
 
+    def load_one(self, tensors: list[StoredTensor], index: int) -> StoredTensor:
+        """One of what `load` gives, without making the others: there may be many, of something large."""
+        return _cut(tensors[0], self.axis, self.sizes, (index,))[0]
+
     def export(self, tensors: list[StoredTensor]) -> list[StoredTensor]:
         return [_joined(tensors, self.axis, self.sizes)]
 
@@ -247,7 +251,10 @@ def _data_sizes(tensor: StoredTensor, axis: int, sizes: Sequence[int]) -> list[i
     return [size // form.block * form.block_bytes for size in sizes]
 
 
-def _cut(tensor: StoredTensor, axis: int, sizes: Sequence[int]) -> list[StoredTensor]:
+def _cut(
+    tensor: StoredTensor, axis: int, sizes: Sequence[int], wanted: Sequence[int] | None = None
+) -> list[StoredTensor]:
+    """``wanted``: which of the pieces; None: all."""
     if axis >= len(tensor.shape) or tensor.shape[axis] != sum(sizes):
         raise WeightError(
             f"tensor {tensor.name!r} of shape {list(tensor.shape)} cannot be cut into {list(sizes)} along axis {axis}"
@@ -255,10 +262,8 @@ def _cut(tensor: StoredTensor, axis: int, sizes: Sequence[int]) -> list[StoredTe
     bounds = np.cumsum(_data_sizes(tensor, axis, sizes))[:-1]
     pieces = np.split(tensor.data, bounds, axis=axis)
     shapes = [(*tensor.shape[:axis], size, *tensor.shape[axis + 1 :]) for size in sizes]
-    return [
-        StoredTensor(tensor.name, tensor.dtype, shape, np.ascontiguousarray(piece))
-        for shape, piece in zip(shapes, pieces, strict=True)
-    ]
+    return [StoredTensor(tensor.name, tensor.dtype, shapes[i], np.ascontiguousarray(pieces[i]))
+            for i in (range(len(sizes)) if wanted is None else wanted)]
 
 
 def _joined(tensors: list[StoredTensor], axis: int, sizes: Sequence[int]) -> StoredTensor:

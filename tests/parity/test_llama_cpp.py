@@ -66,7 +66,7 @@ def test_logits_and_text_equal_llama_cpps(gguf_of, replies, case):
     config, ours = parity.reference.config, parity.logits()
     is_gelu = "gelu" in (getattr(config, "hidden_activation", None) or config.hidden_act)
     # llama.cpp looks GELU up in a table of half-precision numbers.
-    assert relative_error(ours, reply["logits"]) < (3e-3 if is_gelu else 1e-4)
+    assert relative_error(ours, reply["logits"]) < (5e-3 if is_gelu else 1e-4)
     text = parity.greedy(parity.batch.tokens[14:38].tolist(), GREEDY)
     tolerance = 2 * float(np.abs(ours - reply["logits"]).max())
     agree_until_a_tie(text, reply["greedy"][0], reply["gaps"][0], max(tolerance, 1e-3))

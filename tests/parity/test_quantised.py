@@ -15,6 +15,7 @@ from surogate_core.passes import LoraSpec
 from surogate_core.passes.lora import adapter_names
 from surogate_core.testing.parity import Parity, installed_family, relative_error
 from surogate_core.weights.export import write_gguf
+from surogate_core.weights.tensor import realized
 
 from .variants import exported, gguf_cases
 
@@ -49,7 +50,7 @@ def beside_dequantised(original: Parity, loaded: LoadedModel, backend: str = "cp
     reference = copy.deepcopy(original.reference)
     state = reference.state_dict()
     for name, tensor in original.loaded.names.export(left).items():
-        state[name].copy_(torch.tensor(tensor.to_f32()))
+        state[name].copy_(torch.tensor(realized(tensor).to_f32()))
     return Parity(loaded.store.path, reference, loaded, original.batch, backend)
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from surogate_core.dsl import Family, Model
-from surogate_core.families import hf_decoder_names
+from surogate_core.families import GGUF_NORMS, gguf_decoder_names, hf_decoder_names
 from surogate_core.weights.name_map import NameMap, Rule
 from surogate_core.weights.transforms import Split
 
-from .gemma import HF_POST_NORMS, HF_QK_NORMS, TEXT_PREFIXES
+from .gemma import GGUF_POST_NORMS, GGUF_QK_NORMS, HF_POST_NORMS, HF_QK_NORMS, TEXT_PREFIXES
 from .gemma4_model import Gemma4, Gemma4Hyperparameters
 
 _OWN = ("attn.k.", "attn.v.", "attn.k_norm.")
@@ -19,6 +21,7 @@ _OWN = ("attn.k.", "attn.v.", "attn.k_norm.")
 class Gemma4Family(Family):
     name = "gemma4_text"
     architectures = ("Gemma4ForCausalLM", "Gemma4ForConditionalGeneration")
+    gguf_architectures = ("gemma4",)
     # A model that sees and hears is read as its text: other tensors are let be, and what is written is a text model.
     hf_prefixes = {prefix: "model." for prefix in TEXT_PREFIXES}
 
@@ -27,24 +30,48 @@ class Gemma4Family(Family):
 
         return Gemma4Hyperparameters(**read_hf_config(config))
 
+    def from_gguf(self, store) -> Gemma4Hyperparameters:
+        from .gemma4_gguf import read_gguf_metadata
+
+        return Gemma4Hyperparameters(**read_gguf_metadata(store))
+
     def model(self, hyperparameters: Gemma4Hyperparameters) -> Model:
         return Gemma4(hyperparameters)
 
     def hf_names(self, hyperparameters: Gemma4Hyperparameters) -> NameMap:
         norms = {**HF_POST_NORMS, **HF_QK_NORMS, "per_layer.norm": "post_per_layer_input_norm"}
-        names = _whole_tables(hyperparameters, "model.embed_tokens_per_layer.weight", "model.per_layer_model_projection.weight")
         return _of_own_layers(hyperparameters, hf_decoder_names(norms, more=[
-            *names,
+            *_whole_tables(hyperparameters, "model.embed_tokens_per_layer.weight", "model.per_layer_model_projection.weight"),
             Rule("per_layer_norm.weight", "model.per_layer_projection_norm.weight"),
             Rule("layers.{layer}.per_layer.gate.weight", "model.layers.{layer}.per_layer_input_gate.weight"),
             Rule("layers.{layer}.per_layer.out.weight", "model.layers.{layer}.per_layer_projection.weight"),
             Rule("layers.{layer}.scalar.weight", "model.layers.{layer}.layer_scalar"),
         ]))
 
+    def gguf_names(self, hyperparameters: Gemma4Hyperparameters) -> NameMap:
+        norms = {**GGUF_NORMS, **GGUF_POST_NORMS, **GGUF_QK_NORMS, "per_layer.norm": "post_norm"}
+        return _of_own_layers(hyperparameters, gguf_decoder_names(norms, more=[
+            *_whole_tables(hyperparameters, "per_layer_token_embd.weight", "per_layer_model_proj.weight"),
+            Rule("per_layer_norm.weight", "per_layer_proj_norm.weight"),
+            Rule("layers.{layer}.per_layer.gate.weight", "blk.{layer}.inp_gate.weight"),
+            Rule("layers.{layer}.per_layer.out.weight", "blk.{layer}.proj.weight"),
+            Rule("layers.{layer}.scalar.weight", "blk.{layer}.layer_output_scale.weight"),
+        ]))
+
     def hf_config(self, hyperparameters: Gemma4Hyperparameters) -> dict[str, Any]:
         from .gemma4_hf import write_hf_config
 
         return write_hf_config(hyperparameters)
+
+    def gguf_metadata(self, hyperparameters: Gemma4Hyperparameters) -> dict[str, Any]:
+        from .gemma4_gguf import write_gguf_metadata
+
+        return write_gguf_metadata(hyperparameters)
+
+    def gguf_extra_tensors(self, hyperparameters: Gemma4Hyperparameters) -> dict[str, np.ndarray]:
+        from .gemma4_gguf import FACTORS, rope_factors
+
+        return {FACTORS: rope_factors(hyperparameters)}
 
     def tiny_configs(self) -> dict[str, dict[str, Any]]:
         from .gemma4_tiny import VARIANTS
