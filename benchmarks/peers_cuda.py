@@ -344,17 +344,17 @@ def _optimizer(args: argparse.Namespace, trained: list[Any]) -> Any:
     return torch.optim.AdamW(trained, lr=1e-4, weight_decay=0.01, fused=args.device == "cuda")
 
 
-def random_llama(args: argparse.Namespace) -> Any:
+def random_model(args: argparse.Namespace) -> Any:
     """transformers' model of the preset, made on the device in bf16."""
     import torch
     import transformers
 
     from surogate_core.bench.presets import architecture
 
-    settings = {key: value for key, value in architecture(args.model).items()
-                if key not in ("architectures", "model_type")}
+    preset = architecture(args.model)
+    settings = {key: value for key, value in preset.items() if key not in ("architectures", "model_type")}
     torch.manual_seed(0)
-    config = transformers.LlamaConfig(**settings)
+    config = transformers.AutoConfig.for_model(preset["model_type"], **settings)
     with torch.device(args.device):
         model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation="sdpa")
     model.config.use_cache = False
@@ -367,13 +367,13 @@ def compiled_model(args: argparse.Namespace) -> tuple[Any, Callable[[Any], Any]]
 
     # Layers share code and differ in their index, which may cost a graph each.
     torch._dynamo.config.recompile_limit = 256
-    model = random_llama(args)
+    model = random_model(args)
     decoder, head = model.model, model.lm_head
     if args.contender == "liger":
-        from liger_kernel.transformers import apply_liger_kernel_to_llama
+        import liger_kernel.transformers
 
-        apply_liger_kernel_to_llama(rope=False, rms_norm=False, swiglu=False, cross_entropy=False,
-                                    fused_linear_cross_entropy=True, model=model)
+        apply = getattr(liger_kernel.transformers, f"apply_liger_kernel_to_{model.config.model_type}")
+        apply(rope=False, rms_norm=False, swiglu=False, cross_entropy=False, fused_linear_cross_entropy=True, model=model)
     layers = list(decoder.layers)
     if not args.full:
         from peft import LoraConfig, get_peft_model
@@ -407,7 +407,7 @@ def unsloth_model(args: argparse.Namespace) -> tuple[Any, Callable[[Any], Any]]:
 
     recomputed = "unsloth" if args.checkpointing else False
     with tempfile.TemporaryDirectory() as folder:
-        random_llama(args).save_pretrained(folder)
+        random_model(args).save_pretrained(folder)
         torch.cuda.empty_cache()
         write_byte_tokenizer(Path(folder), ["<|end|>"], eos_token="<|end|>", pad_token="<|end|>")
         model, _ = FastLanguageModel.from_pretrained(
