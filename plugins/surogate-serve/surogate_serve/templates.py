@@ -31,6 +31,11 @@ def choose_template(
         if with_one is not None:
             adopt_saved_template(with_one, tokenizer)
     for name, path in adapters.items():
-        saved = saved_chat_template(path)
-        if saved is not None and saved != tokenizer.chat_template:
-            _log.warning("%s was trained with another chat template than the one it is served with", name)
+        warn_of_another(name, path, tokenizer)
+
+
+def warn_of_another(name: str, path: str | Path, tokenizer: Any) -> None:
+    """All adapters of a model are served with its one template; that one of them expects another is worth a word."""
+    saved = saved_chat_template(path)
+    if saved is not None and saved != tokenizer.chat_template:
+        _log.warning("%s was trained with another chat template than the one it is served with", name)
