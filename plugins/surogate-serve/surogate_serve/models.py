@@ -33,7 +33,7 @@ from .engine.runtime import Runtime, bank_of
 from .grammars import Grammars
 from .parsers import Parser, choose_format
 from .render import render
-from .templates import choose_template
+from .templates import choose_template, warn_of_another
 from .types import Delta, Generation, Prompt, Refused
 
 
@@ -185,6 +185,7 @@ class ServedModel:
     async def load_adapter(self, name: str, path: str | Path) -> None:
         """Loads a PEFT folder under ``name``, or in place of the one that has it. Raises `Refused`."""
         await asyncio.to_thread(self._adapters.load, name, path)
+        warn_of_another(name, path, self.tokenizer)
 
     async def unload_adapter(self, name: str) -> None:
         """Requests that run with it go on. Raises `Refused`."""
