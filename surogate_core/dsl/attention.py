@@ -12,27 +12,26 @@ class Attention(Module):
     """Self-attention over the documents of a packed batch.
 
     hidden_size -> num_heads x head_dim queries, num_kv_heads x head_dim keys and values -> hidden_size.
-    rope: rotary table to use, or None for a layer without positions. rope_interleaved: pairs that turn are neighbours, not
-    the same places of a head's halves. causal: a token sees none that come after it; False: it sees as far ahead as back.
-    window: 0, or how many tokens back a token sees, itself included. qk_norm_eps: RMSNorm over each head of q and k before
-    the rotation when given. v_norm_eps: the same of v, without a weight. value_is_key: values are made of what k projects,
-    and there is no projection for them.
+    rope: rotary table to use, or None for a layer without positions. query_rope: that of queries, where it is another than
+    that of keys. rope_interleaved: pairs that turn are neighbours, not the same places of a head's halves. causal: a token
+    sees none that come after it; False: it sees as far ahead as back. window: 0, or how many tokens back a token sees,
+    itself included. qk_norm_eps: RMSNorm over each head of q and k before the rotation when given. v_norm_eps: the same of
+    v, without a weight. value_is_key: values are made of what k projects, and there is no projection for them.
     kv_to: layers behind this one may read its keys and values under this name of the flow. kv_from: the name under which
     this layer reads those of one before it; it has none of its own.
     """
 
     def __init__(
         self, hidden_size: int, num_heads: int, num_kv_heads: int, head_dim: int, rope: RopeSpec | None, *,
-        rope_interleaved: bool = False, causal: bool = True, window: int = 0, softcap: float = 0.0,
-        softmax_scale: float | None = None,
-        qkv_bias: bool = False, out_bias: bool = False, qk_norm_eps: float | None = None,
-        qk_norm_unit_offset: bool = False, v_norm_eps: float | None = None, value_is_key: bool = False,
-        kv_to: str | None = None, kv_from: str | None = None, init_std: float = 0.02,
+        query_rope: RopeSpec | None = None, rope_interleaved: bool = False, causal: bool = True, window: int = 0,
+        softcap: float = 0.0, softmax_scale: float | None = None, qkv_bias: bool = False, out_bias: bool = False,
+        qk_norm_eps: float | None = None, qk_norm_unit_offset: bool = False, v_norm_eps: float | None = None,
+        value_is_key: bool = False, kv_to: str | None = None, kv_from: str | None = None, init_std: float = 0.02,
     ) -> None:
         if num_heads % num_kv_heads:
             raise ValueError(f"{num_heads} query heads cannot share {num_kv_heads} key heads evenly")
         self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
-        self.rope_spec, self.rope_interleaved = rope, rope_interleaved
+        self.rope_spec, self.query_rope_spec, self.rope_interleaved = rope, query_rope or rope, rope_interleaved
         self.causal, self.window, self.softcap = causal, window, softcap
         self.softmax_scale = head_dim**-0.5 if softmax_scale is None else softmax_scale
         self.kv_to, self.kv_from = kv_to, kv_from
@@ -55,7 +54,7 @@ class Attention(Module):
         if self.kv_from is None:
             q, k, v = self._with_own(q, x)
         else:
-            q = self._rotate(self.q_norm(q) if hasattr(self, "q_norm") else q)
+            q = self._rotate(self.q_norm(q) if hasattr(self, "q_norm") else q, self.query_rope_spec)
             k, v = flow[f"{self.kv_from}.k"], flow[f"{self.kv_from}.v"]
         if self.kv_to is not None:
             flow[f"{self.kv_to}.k"], flow[f"{self.kv_to}.v"] = k, v
@@ -73,10 +72,11 @@ class Attention(Module):
             q, k = self.q_norm(q), self.k_norm(k)
         if hasattr(self, "v_norm"):
             v = self.v_norm(v)
-        return self._rotate(q), self._rotate(k), v
+        return self._rotate(q, self.query_rope_spec), self._rotate(k, self.rope_spec), v
 
-    def _rotate(self, heads: Tensor) -> Tensor:
-        if self.rope_spec is None:
+    def _rotate(self, heads: Tensor, spec: RopeSpec | None) -> Tensor:
+        if spec is None:
             return heads
-        table = self.context.rope_table(self.rope_spec)
-        return self.context.op("rope", heads, self.context.positions, table, interleaved=int(self.rope_interleaved), label="rope")
+        table = self.context.rope_table(spec)
+        interleaved = int(self.rope_interleaved)
+        return self.context.op("rope", heads, self.context.positions, table, interleaved=interleaved, label="rope")

@@ -25,13 +25,17 @@ KINDS = ("default", "linear", "llama3", "yarn", "longrope", "proportional", "fac
 class RopeSpec:
     """head_dim: width of a head; rotated: how many of its dimensions turn (partial rotary); base: rope_theta;
     scaling: the model's rope_scaling mapping with "rope_type", empty for plain rotary; max_position: the model's
-    max_position_embeddings, used by kinds that need the original context length and do not name it."""
+    max_position_embeddings, used by kinds that need the original context length and do not name it.
+    growth, growth_step: what is rotated at position p is also multiplied by 1 + growth * ln(1 + floor(p / growth_step)); 0: it
+    is not. Queries of models for long contexts are, so that attention does not flatten."""
 
     head_dim: int
     base: float = 10000.0
     rotated: int | None = None
     scaling: Mapping[str, Any] = field(default_factory=dict)
     max_position: int | None = None
+    growth: float = 0.0
+    growth_step: int = 0
 
     @property
     def dims(self) -> int:
@@ -137,5 +141,11 @@ def rope_table(spec: RopeSpec, num_positions: int) -> np.ndarray:
     long positions the rounding of the angle is part of the model.
     """
     frequencies, factor = inverse_frequencies(spec, num_positions)
-    angles = np.arange(num_positions, dtype=np.float32)[:, None] * frequencies.astype(np.float32)[None, :]
-    return np.stack([np.cos(angles), np.sin(angles)], axis=-1).astype(np.float32) * np.float32(factor)
+    positions = np.arange(num_positions, dtype=np.float32)
+    angles = positions[:, None] * frequencies.astype(np.float32)[None, :]
+    table = np.stack([np.cos(angles), np.sin(angles)], axis=-1).astype(np.float32) * np.float32(factor)
+    if spec.growth:
+        if spec.dims != spec.head_dim:
+            raise ValueError("what grows with its position is rotated in all dimensions of a head")
+        table *= (1 + np.float32(spec.growth) * np.log1p(positions // spec.growth_step))[:, None, None]
+    return table

@@ -71,8 +71,10 @@ class GGUFMetadata:
         scaling = {"rope_type": kind, "factor": float(store.config[prefix + "factor"])}
         if kind == "yarn":
             scaling["original_max_position_embeddings"] = original
-            if magnitude != 1.0:
-                scaling["attention_factor"] = magnitude * _usual_yarn_magnitude(scaling["factor"])
+            weight = float(store.config.get(prefix + "yarn_log_multiplier", 0.0))
+            if magnitude != 1.0 or weight:
+                usual, factor = _usual_yarn_magnitude, scaling["factor"]
+                scaling["attention_factor"] = magnitude * usual(factor) / (usual(factor, weight) if weight else 1.0)
         return scaling
 
 
@@ -99,9 +101,10 @@ def read_gguf_decoder(metadata: GGUFMetadata) -> dict[str, Any]:
     }
 
 
-def _usual_yarn_magnitude(factor: float) -> float:
-    """What llama.cpp multiplies cos and sin by unasked; its attn_factor comes on top."""
-    return 1.0 + 0.1 * math.log(factor) if factor > 1 else 1.0
+def _usual_yarn_magnitude(factor: float, weight: float = 1.0) -> float:
+    """What llama.cpp multiplies cos and sin by unasked; its attn_factor comes on top, and a yarn_log_multiplier divides by the
+    same with that weight."""
+    return 1.0 + 0.1 * weight * math.log(factor) if factor > 1 else 1.0
 
 
 def write_gguf_decoder(h: DecoderHyperparameters, arch: str) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from surogate_core.plugins import hookimpl
 
 @hookimpl
 def surogate_families(register):
-    from .family import FAMILIES
+    from .families import FAMILIES
 
     for family in FAMILIES:
         register(family.name, family)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from surogate_core.dsl import Family, Model
+from surogate_core.dsl import Family, Model, RopeSpec
 from surogate_core.families import DecoderHyperparameters, gguf_decoder_names, hf_decoder_names, rope_factor_tensors
 from surogate_core.weights.name_map import NameMap
 from surogate_core.weights.transforms import PermuteRope
@@ -24,7 +24,8 @@ class LlamaHyperparameters(DecoderHyperparameters):
     """kinds: of each layer, see `layers`. window: how many tokens back (itself included) a token of a sliding layer sees;
     0 where no layer slides. embed_scale and residual_scale: factors of the embedding's rows and of what each half of a
     layer adds. logit_divisor: of the logits. attention_scale: of the attention's logits, None for 1 / sqrt(head_dim).
-    interleaved: rotated pairs are neighbours, which is also how GGUF files of this kind have them, for every family."""
+    interleaved: rotated pairs are neighbours, which is also how GGUF files of this kind have them, for every family.
+    query_growth: of queries with their position, see `RopeSpec`; steps are as long as the original context."""
 
     kinds: tuple[str, ...] = ()
     window: int = 0
@@ -36,6 +37,14 @@ class LlamaHyperparameters(DecoderHyperparameters):
     logit_divisor: float = 1.0
     attention_scale: float | None = None
     interleaved: bool = False
+    query_growth: float = 0.0
+
+    @property
+    def query_rope(self) -> RopeSpec:
+        if not self.query_growth:
+            return self.rope
+        step = int(self.rope_scaling["original_max_position_embeddings"])
+        return replace(self.rope, growth=self.query_growth, growth_step=step)
 
 
 class LlamaFamily(Family):
@@ -92,6 +101,3 @@ def published(name: str) -> LlamaFamily:
     """The family of one of ``PUBLISHED``."""
     architecture, gguf_architectures, switches = PUBLISHED[name]
     return LlamaFamily(name, architecture, gguf_architectures, switches)
-
-
-FAMILIES = tuple(published(name) for name in PUBLISHED)

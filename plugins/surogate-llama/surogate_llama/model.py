@@ -19,6 +19,7 @@ class LlamaBlock(Module):
         self.attn_norm = RMSNorm(h.hidden_size, h.norm_eps)
         self.attn = Attention(
             h.hidden_size, h.num_heads, h.num_kv_heads, h.head_dim, None if is_nope(kind) else h.rope,
+            query_rope=None if is_nope(kind) else h.query_rope,
             window=h.window if is_sliding(kind) else 0, softmax_scale=h.attention_scale, rope_interleaved=h.interleaved,
             qkv_bias=h.qkv_bias, out_bias=h.out_bias, init_std=h.init_std,
         )

@@ -13,7 +13,8 @@ from surogate_core.errors import WeightError
 from surogate_core.model import LoadedModel
 from surogate_core.weights.export import write_gguf, write_hf
 from surogate_core.weights.tensor import from_f32
-from surogate_llama.family import FAMILIES, LlamaFamily
+from surogate_llama.families import FAMILIES
+from surogate_llama.family import LlamaFamily
 from surogate_core.families.rope_factors import frequency_factors, llama3_of_factors
 from surogate_llama.tiny import LLAMA, LLAMA3_ROPE, LLAMA_VARIANTS, MISTRAL, YARN_ROPE
 

@@ -12,7 +12,7 @@ from surogate_core.dsl.rope import inverse_frequencies, rope_table
 from surogate_core.errors import WeightError
 from surogate_core.model import LoadedModel
 from surogate_core.testing.parity import Parity
-from surogate_llama.family import FAMILIES
+from surogate_llama.families import FAMILIES
 from surogate_llama.tiny import LLAMA
 
 FAMILY = FAMILIES[0]

@@ -11,7 +11,7 @@ from surogate_core.errors import WeightError
 from surogate_core.model import LoadedModel
 from surogate_core.testing.parity import Parity, random_reference
 from surogate_core.weights.export import write_gguf
-from surogate_llama.family import FAMILIES
+from surogate_llama.families import FAMILIES
 from surogate_llama.tiny import ERNIE, GRANITE, LLAMA, LLAMA3_ROPE, MINISTRAL, SMOLLM3
 
 BY_NAME = {family.name: family for family in FAMILIES}
