@@ -12,6 +12,7 @@ from surogate_llama.family import LlamaFamily
 from surogate_core.dsl import trace
 from surogate_core.engine import Session
 from surogate_core.ir import Graph
+from surogate_core.ir.graph import BUFFER
 from surogate_core.model import LoadedModel, initial_values
 from surogate_core.passes import RECIPES, autodiff, precision
 from surogate_core.program import EmitOptions, Program, emit
@@ -36,7 +37,7 @@ def loss_graph(loaded: LoadedModel, trainable: bool = True) -> Graph:
     graph = trace(loaded.dsl(), "loss", MAX_POSITIONS)
     for region in graph.ordered_regions():
         for value in region.params.values():
-            value.trainable = trainable
+            value.trainable = trainable and value.role != BUFFER
     return graph
 
 
