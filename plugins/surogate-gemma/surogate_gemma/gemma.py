@@ -29,7 +29,7 @@ class GemmaFamily(Family):
     def __init__(self, generation: Generation) -> None:
         self.generation, self.name = generation, generation.name
         self.architectures, self.gguf_architectures = generation.architectures, (generation.gguf,)
-        # A model with a vision tower is read as its text: other tensors are let be, and what is written is a text model.
+        # A model with a vision tower is read as its text, and its other tensors are let be; written is a text model.
         self.hf_prefixes = {prefix: "model." for prefix in TEXT_PREFIXES} | {"language_model.lm_head.": "lm_head."}
 
     def from_hf(self, config: Mapping[str, Any]) -> GemmaHyperparameters:
@@ -71,6 +71,11 @@ class GemmaFamily(Family):
         from .tiny import VARIANTS
 
         return VARIANTS[self.name]
+
+    def presets(self) -> Mapping[str, Mapping[str, Any]]:
+        from .presets import PRESETS
+
+        return PRESETS.get(self.name, {})
 
 
 FAMILIES = tuple(GemmaFamily(generation) for generation in (GEMMA_1, GEMMA_2, GEMMA_3))

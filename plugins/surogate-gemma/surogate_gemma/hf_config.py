@@ -68,8 +68,8 @@ def _rope(text: HFConfig, generation: Generation, fields: Mapping[str, Any]) -> 
     by_type = text.get("rope_parameters") or {"full_attention": text.get("rope_scaling")}
     if unknown := by_type.keys() - _KINDS.keys():
         raise WeightError(
-            f"config.json: rope_parameters has {', '.join(sorted(unknown))}; a {generation.name} model's are by layer type: "
-            f"{', '.join(_KINDS)}"
+            f"config.json: rope_parameters has {', '.join(sorted(unknown))}; a {generation.name} model's are by layer "
+            f"type: {', '.join(_KINDS)}"
         )
     both = {
         kind: HFConfig({"rope_parameters": by_type.get(layer_type), "rope_theta": text.get(key)}, generation.name)
@@ -78,8 +78,9 @@ def _rope(text: HFConfig, generation: Generation, fields: Mapping[str, Any]) -> 
     }
     local = both["local"].rope(*size, base=generation.local_rope_base)
     if local["rope_scaling"] or local["rope_dims"] != fields["head_dim"]:
-        raise WeightError(f"config.json: rope_parameters of sliding_attention are {by_type['sliding_attention']!r}; local layers "
-                          "are rotated whole and unscaled here")
+        given = by_type["sliding_attention"]
+        raise WeightError(f"config.json: rope_parameters of sliding_attention are {given!r}; local layers are rotated "
+                          "whole and unscaled here")
     return {**both["global"].rope(*size, base=1e6), "local_rope_base": local["rope_base"]}
 
 
@@ -103,8 +104,8 @@ def write_hf_config(h: GemmaHyperparameters, generation: Generation) -> dict[str
 
 
 def period_of(kinds: tuple[str, ...], generation: Generation) -> int | None:
-    """Every how many layers one is global; None where they follow no such rule. What the generation usually has comes first:
-    few layers may fit several."""
+    """Every how many layers one is global; None where they follow no such rule. What the generation usually has comes
+    first: few layers may fit several."""
     for period in (generation.period, *range(1, len(kinds) + 2)):
         if generation.kinds(len(kinds), period) == kinds:
             return period

@@ -12,11 +12,11 @@ from surogate_core.families import DecoderHyperparameters
 
 @dataclass(frozen=True)
 class GemmaHyperparameters(DecoderHyperparameters):
-    """layer_kinds: "local" or "global", by layer. window: how many tokens back (itself included) a token of a local layer sees.
-    causal: False for a model that makes vectors of texts: tokens see as far ahead as back, and there is no head.
-    local_rope_base: of local layers; 0 where they are rotated as the global ones. query_scalar: queries are multiplied by
-    query_scalar^-0.5. attn_softcap, final_softcap: 0 for none. post_norms: attention and feed-forward are normed before they
-    are added too."""
+    """layer_kinds: "local" or "global", by layer. window: how many tokens back (itself included) a token of local layers
+    sees. causal: False for a model that makes vectors of texts: tokens see as far ahead as back, and there is no head.
+    local_rope_base: of local layers; 0 where they are rotated as the global ones. query_scalar: queries are multiplied
+    by query_scalar^-0.5. attn_softcap, final_softcap: 0 for none. post_norms: attention and feed-forward are normed
+    before they are added too."""
 
     layer_kinds: tuple[str, ...] = ()
     window: int = 0
@@ -38,10 +38,12 @@ class GemmaHyperparameters(DecoderHyperparameters):
 class Generation:
     """One generation of Gemma.
 
-    name: its model_type. architectures: names in config.json, the text model first. gguf: architecture of GGUF files. period:
-    every layer of this number is global, the others local; 0 where all are global. layers_of_27b: how many layers the size has
-    whose queries are scaled by hidden_size / heads and not by the head's width: GGUF readers know it by that. gguf_untied:
-    whether GGUF readers look for a head of its own. defaults: what `transformers` takes for keys that config.json leaves out.
+    name: its model_type. architectures: names in config.json, the text model first. gguf: architecture of GGUF files.
+    period: the last layer of every so many is global, the others local; 0 where all are global. local_rope_base: 0, or
+    that of local layers where a file does not say. softcaps: whether attention has one. layers_of_27b: how many layers
+    the size has whose queries are scaled by hidden_size / heads and not by the head's width: GGUF readers know it by
+    that. gguf_untied: whether GGUF readers look for a head of its own. defaults: what `transformers` takes for keys
+    that config.json leaves out.
     """
 
     name: str
@@ -61,8 +63,8 @@ class Generation:
         return tuple("local" if period and (i + 1) % period else "global" for i in range(num_layers))
 
 
-_COMMON = {"head_dim": 256, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26, "num_attention_heads": 8,
-           "num_key_value_heads": 4, "sliding_window": 4096, "query_pre_attn_scalar": 256}
+_COMMON = {"head_dim": 256, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
+           "num_attention_heads": 8, "num_key_value_heads": 4, "sliding_window": 4096, "query_pre_attn_scalar": 256}
 
 GEMMA_1 = Generation(
     "gemma", ("GemmaForCausalLM",), "gemma", post_norms=False,

@@ -11,7 +11,8 @@ if TYPE_CHECKING:
 
 
 class GemmaBlock(Module):
-    """Attention and GeGLU, each normed before and, where the model has it, once more before it joins the residual stream.
+    """Attention and GeGLU, each normed before and, where the model has it, once more before it joins the residual
+    stream.
 
     kind: "local" (a sliding window) or "global".
     """
@@ -41,8 +42,8 @@ class GemmaBlock(Module):
 
 
 class Gemma(Model):
-    """Embeddings are multiplied by the root of their width in float32. (`transformers` rounds that root to the weights' dtype;
-    llama.cpp does not.)"""
+    """Embeddings are multiplied by the root of their width, a float32. (`transformers` rounds that root to the weights'
+    dtype; llama.cpp does not.)"""
 
     def __init__(self, h: GemmaHyperparameters) -> None:
         self.embed = Embedding(h.vocab_size, h.hidden_size, h.hidden_size**0.5, h.init_std)

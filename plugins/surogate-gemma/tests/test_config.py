@@ -13,9 +13,10 @@ from surogate_core.weights.tensor import from_f32
 from surogate_gemma.gemma import FAMILIES
 from surogate_gemma.tiny import GEMMA_1, GEMMA_2, GEMMA_3
 
+WHY = "compares with transformers: pip install 'surogate-core[test]'"
 FAMILY_1, FAMILY_2, FAMILY_3 = FAMILIES
-VISION = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 16,
-          "patch_size": 8}
+VISION = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
+          "image_size": 16, "patch_size": 8}
 
 
 def write_gguf_of(path, family, config, metadata=None):
@@ -26,13 +27,14 @@ def write_gguf_of(path, family, config, metadata=None):
         for name, parameter in family.model(h).parameters()
     }
     values = {**family.gguf_metadata(h), **(metadata or {})}
-    write_gguf(path, family.gguf_names(h).export(parameters), {k: v for k, v in values.items() if v is not None}, dtype="f32")
+    values = {key: value for key, value in values.items() if value is not None}
+    write_gguf(path, family.gguf_names(h).export(parameters), values, dtype="f32")
     return h, parameters
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_what_config_json_leaves_out_is_what_transformers_takes(family):
-    transformers = pytest.importorskip("transformers", reason="compares with transformers: pip install 'surogate-core[test]'")
+    transformers = pytest.importorskip("transformers", reason=WHY)
     theirs = transformers.AutoConfig.for_model(family.name)
     assert family.from_hf({"model_type": family.name}) == family.from_hf(theirs.to_dict())
     ours = family.from_hf({"model_type": family.name})
@@ -64,11 +66,11 @@ def test_scales_and_caps_that_no_released_file_has(tmp_path):
 
 @pytest.mark.parametrize("start", ["language_model.model.", "model.language_model."])
 def test_the_text_of_a_model_with_a_vision_tower(tmp_path, start):
-    torch = pytest.importorskip("torch", reason="compares with torch: pip install 'surogate-core[test]'")
+    torch = pytest.importorskip("torch", reason=WHY)
     from safetensors.numpy import load_file, save_file
 
     text = {key: value for key, value in GEMMA_3.items() if key != "architectures"}
-    transformers = pytest.importorskip("transformers", reason="compares with transformers")
+    transformers = pytest.importorskip("transformers", reason=WHY)
     config = transformers.Gemma3Config(text_config=text, vision_config=VISION, mm_tokens_per_image=4)
     with torch.random.fork_rng():
         torch.manual_seed(1)
@@ -99,7 +101,7 @@ def test_the_text_of_a_model_with_a_vision_tower(tmp_path, start):
     (FAMILY_3, {"use_bidirectional_attention": True}, "use_bidirectional_attention is True"),
     (FAMILY_3, {"layer_types": ["chunked_attention"] * 3}, "'chunked_attention'"),
     (FAMILY_3, {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}, "are by layer type"),
-    (FAMILY_3, {"rope_parameters": {"sliding_attention": {"rope_type": "linear", "factor": 2.0}}}, "sliding_attention are"),
+    (FAMILY_3, {"rope_parameters": {"sliding_attention": {"type": "linear", "factor": 2.0}}}, "of sliding_attention are"),
 ])  # fmt: skip
 def test_refused_by_name(family, change, says):
     base = {"gemma": GEMMA_1, "gemma2": GEMMA_2, "gemma3_text": GEMMA_3}[family.name]
@@ -107,8 +109,10 @@ def test_refused_by_name(family, change, says):
         LoadedModel.from_architecture({**base, **change}, FAMILIES)
 
 
-@pytest.mark.parametrize(("family", "config"), [(FAMILY_1, GEMMA_1), (FAMILY_2, GEMMA_2), (FAMILY_3, GEMMA_3)],
-                         ids=lambda each: getattr(each, "name", ""))
+@pytest.mark.parametrize(("family", "config"), [
+    (FAMILY_1, GEMMA_1), (FAMILY_2, GEMMA_2), (FAMILY_3, GEMMA_3),
+    (FAMILY_3, {**GEMMA_3, "layer_types": ["full_attention"] * 3}),
+], ids=["gemma", "gemma2", "gemma3", "all global"])  # fmt: skip
 def test_gguf_gives_the_same_model(tmp_path, family, config):
     h, parameters = write_gguf_of(tmp_path / "model.gguf", family, config)
     opened = LoadedModel.open(tmp_path / "model.gguf", FAMILIES)
@@ -116,7 +120,8 @@ def test_gguf_gives_the_same_model(tmp_path, family, config):
     for field in (name for name in vars(h) if name not in ("init_std", "norm_eps")):
         assert getattr(opened.hyperparameters, field) == getattr(h, field), field
     for name, tensor in parameters.items():
-        np.testing.assert_allclose(opened.names.load(opened.store, name).to_f32(), tensor.to_f32(), atol=1e-7, err_msg=name)
+        read = opened.names.load(opened.store, name).to_f32()
+        np.testing.assert_allclose(read, tensor.to_f32(), atol=1e-7, err_msg=name)
 
 
 def test_what_files_of_gemma_3_do_not_say(tmp_path):
@@ -132,8 +137,9 @@ def test_what_files_of_gemma_3_do_not_say(tmp_path):
 @pytest.mark.parametrize(("family", "config", "layers"), [(FAMILY_2, GEMMA_2, 46), (FAMILY_3, GEMMA_3, 62)],
                          ids=["gemma2", "gemma3"])
 def test_the_27b_scales_queries_by_what_hidden_size_leaves_a_head(tmp_path, family, config, layers):
-    size = {"num_hidden_layers": layers, "layer_types": None, "head_dim": 4, "num_attention_heads": 2, "hidden_size": 20}
-    h, _ = write_gguf_of(tmp_path / "model.gguf", family, {**config, **size, "query_pre_attn_scalar": 10})
+    size = {"num_hidden_layers": layers, "layer_types": None, "head_dim": 4, "num_attention_heads": 2,
+            "hidden_size": 20, "query_pre_attn_scalar": 10}
+    h, _ = write_gguf_of(tmp_path / "model.gguf", family, {**config, **size})
     assert LoadedModel.open(tmp_path / "model.gguf", FAMILIES).hyperparameters.query_scalar == h.query_scalar == 10
 
 
