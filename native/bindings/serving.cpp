@@ -303,7 +303,8 @@ void bind_serving(nb::module_ &m) {
            })
       .def("context", [](const BoundLoop &self) { return self.loop->context(); })
       .def("submit", &submit, nb::arg("fields"))
-      .def("cancel", [](BoundLoop &self, int64_t id) { self.loop->cancel(id); })
+      .def("cancel", [](BoundLoop &self, int64_t id, int32_t choice) { self.loop->cancel(id, choice); }, nb::arg("id"),
+           nb::arg("choice") = -1)
       .def("poll", &poll, nb::arg("timeout"))
       .def("stats", &stats)
       .def("uses", [](const BoundLoop &self, int32_t slot) { return self.loop->uses(slot); })

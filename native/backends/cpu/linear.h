@@ -26,6 +26,24 @@ inline bool has_linear_layout(const sg_call *call) {
   return out == nullptr || (op == LinearOp::weight_grad ? is_dense(out) : has_dense_rows(out));
 }
 
+// Asks memory for what lies behind the rows that are being multiplied, a little at each step: more at once would wait for
+// its turn, and the arithmetic with it.
+class FetchAhead {
+ public:
+  // The `bytes` from `now` on are gone through in `steps`, and those as many groups of `bytes` later that are far enough away
+  // are asked for meanwhile.
+  FetchAhead(const uint8_t *now, int64_t bytes, int64_t steps)
+      : next_(now + (kDistance + bytes - 1) / bytes * bytes), due_(next_), bytes_each_(bytes / steps + 1) {}
+  void step() {
+    for (due_ += bytes_each_; next_ < due_; next_ += 64) _mm_prefetch(reinterpret_cast<const char *>(next_), _MM_HINT_T1);
+  }
+
+ private:
+  static constexpr int64_t kDistance = 16384;
+  const uint8_t *next_, *due_;
+  int64_t bytes_each_;
+};
+
 // Checks dtypes and shapes of linear, linear_input_grad or linear_weight_grad; false when no kernel here can run it.
 template <LinearOp op>
 inline bool read_linear(const sg_call *call, LinearProblem *p) {

@@ -26,7 +26,6 @@ constexpr int64_t kRows = 16;                     // of weights in a tile
 constexpr int64_t kUnit = 32;                     // elements of a block
 constexpr int64_t kSpanUnits = 24;                // blocks of a row that are unpacked at a time
 constexpr int64_t kTaskRows = 128;                // the most rows of a task
-constexpr int64_t kAhead = 16384;                 // bytes, at least, between what is unpacked and what is fetched
 constexpr int64_t kTileWords = 16 * 16;
 
 // Codes and scales of 16 rows over a span of K.
@@ -142,15 +141,6 @@ inline void multiply_odd(const TokenUnit &x, const uint32_t *codes, float *produ
   _tile_stored(1, products, 64);
 }
 
-// What is asked of memory while something else is done, a little at each step: more would wait for its turn.
-struct FetchAhead {
-  const uint8_t *next, *due;
-  int64_t bytes_each;
-  void step() {
-    for (due += bytes_each; next < due; next += 64) _mm_prefetch(reinterpret_cast<const char *>(next), _MM_HINT_T1);
-  }
-};
-
 // Units between the tiles and the scaling of their products: as long as these take to come back from memory.
 constexpr int64_t kLead = 3, kRing = 4;
 
@@ -192,13 +182,11 @@ void multiply_task(const Task &task, const TokenUnit *x, Span *span, float *sums
   alignas(64) float totals[tokens * kRows];
   using R = Reader<dtype>;
   const TileSession<tokens> session;
-  const int64_t group_bytes = kRows * task.row_bytes;
-  const int64_t distance = (kAhead + group_bytes - 1) / group_bytes * group_bytes;
   const __m512i row_offsets = _mm512_mullo_epi32(viota(), vset_int(static_cast<int32_t>(task.row_bytes)));
   for (int64_t row = task.begin; row < task.end; row += kRows) {
     const int64_t start = std::min(row, task.end - kRows);  // the last rows may be computed again, never past the end
     const uint8_t *rows = task.weight + start * task.row_bytes;
-    FetchAhead ahead{rows + distance, rows + distance, group_bytes / (2 * task.units) + 1};
+    FetchAhead ahead(rows, kRows * task.row_bytes, 2 * task.units);
     std::fill(totals, totals + tokens * kRows, 0.0f);
     for (int64_t first = 0; first < task.units; first += kSpanUnits) {
       const int64_t units = std::min(kSpanUnits, task.units - first);
@@ -262,8 +250,7 @@ int32_t supports(const sg_call *call) {
   LinearProblem p;
   if (!cpu_features().amx_bf16 || !read_linear<LinearOp::forward>(call, &p)) return 0;
   if (p.m < 1 || p.m > kTokens || p.n < kRows || p.k < kUnit || p.a.dtype != SG_BF16 || !has_codes(p.b.dtype)) return 0;
-  // One or two tokens are multiplied faster by the dot products of linear_few_codes.cpp, where it has the format.
-  return p.m <= 2 && (p.b.dtype == SG_Q4_0 || p.b.dtype == SG_Q4_1) ? 60 : 70;
+  return p.m <= 2 ? 60 : 70;  // one or two tokens are multiplied faster by the dot products of linear_few_codes.cpp
 }
 
 size_t workspace(const sg_call *call) {

@@ -21,7 +21,6 @@ constexpr int64_t kSpan = 768;                   // elements of K that are unpac
 constexpr int64_t kCodeStride = kSpan + 64;      // bytes from row to row of unpacked codes
 constexpr int64_t kMaxUnits = kSpan / 16;        // of a span
 constexpr int64_t kTaskRows = 128;               // the most rows of a task
-constexpr int64_t kAhead = 8192;                 // bytes between what is unpacked and what is fetched
 
 // Codes and scales of 16 rows over one span of K.
 struct Span {
@@ -43,12 +42,6 @@ struct Tiles {
   int64_t unit_bytes, row_bytes;
 };
 
-inline void fetch_ahead(const uint8_t *row, int64_t bytes) {
-  for (int64_t byte = 0; byte < bytes; byte += 64) {
-    _mm_prefetch(reinterpret_cast<const char *>(row) + kAhead + byte, _MM_HINT_T0);
-  }
-}
-
 // The first four bytes of up to 16 blocks.
 template <int bytes>
 inline __m512i block_headers(const uint8_t *blocks, int64_t count) {
@@ -67,7 +60,6 @@ struct WideReader : Inner {
   static Tiles read(const uint8_t *rows, int64_t row_bytes, int64_t count, Span *span) {
     for (int64_t r = 0; r < kRows; ++r) {
       const uint8_t *block = rows + r * row_bytes;
-      fetch_ahead(block, count / 256 * Inner::kBytes);
       for (int64_t k = 0; k < count; k += 256, block += Inner::kBytes) {
         const int64_t unit = r * kMaxUnits + k / Inner::kUnit;
         Inner::read_block(block, span->codes + r * kCodeStride + k, span->scales + unit, span->offsets + unit);
@@ -146,7 +138,6 @@ struct Reader<SG_Q8_0> {
     const int64_t blocks = count / 32;
     for (int64_t r = 0; r < kRows; ++r) {
       const uint8_t *row = rows + r * row_bytes;
-      fetch_ahead(row, blocks * kBytes);
       for (int64_t b = 0; b < blocks; b += kLanes) {
         vstore(span->scales + r * kMaxUnits + b, lower_halves(block_headers<kBytes>(row + b * kBytes, blocks - b)));
       }
@@ -209,7 +200,8 @@ constexpr int64_t kLead = 3, kRing = 4;
 
 // Adds the products of a span of `units` with eight tokens.
 template <class R>
-void multiply_span(const Tiles &tiles, const Span &span, int64_t units, const TokenUnit<R::kUnit> *x, float *of_rows) {
+void multiply_span(const Tiles &tiles, const Span &span, int64_t units, const TokenUnit<R::kUnit> *x, float *of_rows,
+                   FetchAhead *ahead) {
   constexpr int64_t kSquare = kRows * 2 * kTokens;
   alignas(64) int32_t sums[kRing * kSquare];
   vf totals[kRows];
@@ -223,6 +215,7 @@ void multiply_span(const Tiles &tiles, const Span &span, int64_t units, const To
   for (int64_t u = 0; u < std::min(kLead, units); ++u) multiply(u);
   for (int64_t u = 0; u < units; ++u) {
     if (u + kLead < units) multiply(u + kLead);
+    if (ahead != nullptr) ahead->step();
     add_unit<R>(totals, sums + u % kRing * kSquare, x[u], span.scales + u, span.offsets + u);
   }
 #pragma GCC unroll 16
@@ -273,14 +266,18 @@ void multiply_task(const Task &task, const TokenUnit<Reader<dtype>::kUnit> *x, i
     tiles[step % 2] = R::read(rows, task.row_bytes, elements(k), spans + step % 2);
     __asm__ volatile("" ::: "memory");  // tile loads don't tell the compiler what they read
   };
+  FetchAhead ahead(task.weight, kRows * task.row_bytes, row_units);
   read(0);
   for (int64_t step = 0; step < steps; ++step) {
     const int64_t k = step % row_spans * kSpan;
     if (step + 1 < steps) read(step + 1);
-    if (k == 0) std::fill(totals[0], totals[0] + 2 * kRows * 2 * kTokens, 0.0f);
+    if (k == 0) {
+      ahead = FetchAhead(task.weight + start_of(step) * task.row_bytes, kRows * task.row_bytes, row_units);
+      std::fill(totals[0], totals[0] + 2 * kRows * 2 * kTokens, 0.0f);
+    }
     for (int64_t g = 0; g < groups; ++g) {
       const TokenUnit<R::kUnit> *units = x + g * row_units + k / R::kUnit;
-      multiply_span<R>(tiles[step % 2], spans[step % 2], elements(k) / R::kUnit, units, totals[g]);
+      multiply_span<R>(tiles[step % 2], spans[step % 2], elements(k) / R::kUnit, units, totals[g], g == 0 ? &ahead : nullptr);
       if (k + kSpan < task.width) continue;
       put_rows(task, start_of(step), row_of(step), totals[g], sums + g * kTokens * kTaskRows);
     }

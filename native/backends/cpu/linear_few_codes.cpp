@@ -1,4 +1,4 @@
-// linear for one to eight bf16 tokens on weights of 4 and 8 bits, in AVX-512. As linear_few.cpp it reads the weight once and
+// linear for one to eight bf16 tokens on weights of 4, 5 and 8 bits, in AVX-512. As linear_few.cpp it reads the weight once and
 // in place, but it multiplies the codes, as integers, and scales a block's sum instead of its values. The tokens become
 // fixed-point numbers of 15 bits with one power of two for each block of 32: exact where a value is no smaller than 2^-7 of
 // its block's largest, off by 2^-15 of that largest at most elsewhere. Products and sums of a block are then exact. A
@@ -53,6 +53,19 @@ struct Nibbles {
   }
 };
 
+// Five bits: the nibbles are moved down, so that the fifth ones, 32 bits before the nibbles, find room above them.
+template <int bytes, int header>
+struct FiveBits : Nibbles<bytes, header> {
+  static __m512i codes(const uint8_t *p) {
+    const __m512i shifts = _mm512_setr_epi32(0, 0, 0, 0, 4, 4, 4, 4, 0, 0, 0, 0, 4, 4, 4, 4);
+    const __m512i all = _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p)));
+    const __m512i low = _mm512_and_si512(_mm512_srlv_epi32(all, shifts), _mm512_set1_epi8(15));
+    const __mmask64 high = load_u32(p - 4) * 0x100000001u;
+    return _mm512_mask_add_epi8(low, high, low, _mm512_set1_epi8(16));
+  }
+  static vf lanes() { return _mm512_setr_ps(256, 256, 256, 256, 256, 256, 256, 256, 1, 1, 1, 1, 1, 1, 1, 1); }
+};
+
 template <int32_t dtype>
 struct Codes;
 template <>
@@ -64,6 +77,14 @@ struct Codes<SG_Q4_1> : Nibbles<20, 4> {
   static vf offset(vf, __m512i fields) {
     return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(_mm512_srli_epi32(fields, 16)));
   }
+};
+template <>
+struct Codes<SG_Q5_0> : FiveBits<22, 6> {
+  static vf offset(vf d, __m512i) { return vmul(d, vset(-16.0f)); }
+};
+template <>
+struct Codes<SG_Q5_1> : FiveBits<24, 8> {
+  static vf offset(vf d, __m512i fields) { return Codes<SG_Q4_1>::offset(d, fields); }
 };
 template <>
 struct Codes<SG_Q8_0> {
@@ -226,7 +247,7 @@ struct Layout {
         token_floats(kMaxTokens * (blocks * kBlockWords + padded + steps)) {}
 };
 
-bool has_codes(int32_t dtype) { return dtype == SG_Q4_0 || dtype == SG_Q4_1 || dtype == SG_Q8_0; }
+bool has_codes(int32_t dtype) { return dtype >= SG_Q4_0 && dtype <= SG_Q8_0; }
 
 int32_t supports(const sg_call *call) {
   LinearProblem p;
@@ -263,11 +284,17 @@ int32_t run_on(const sg_call *call, const LinearProblem &p) {
 
 int32_t run(const sg_call *call) {
   LinearProblem p;
-  if (!read_linear<LinearOp::forward>(call, &p) || !has_codes(p.b.dtype)) {
-    return fail(call, "linear: operands changed since the kernel was chosen");
+  if (read_linear<LinearOp::forward>(call, &p)) {
+    switch (p.b.dtype) {
+      case SG_Q4_0: return run_on<SG_Q4_0>(call, p);
+      case SG_Q4_1: return run_on<SG_Q4_1>(call, p);
+      case SG_Q5_0: return run_on<SG_Q5_0>(call, p);
+      case SG_Q5_1: return run_on<SG_Q5_1>(call, p);
+      case SG_Q8_0: return run_on<SG_Q8_0>(call, p);
+      default: break;
+    }
   }
-  if (p.b.dtype == SG_Q4_0) return run_on<SG_Q4_0>(call, p);
-  return p.b.dtype == SG_Q4_1 ? run_on<SG_Q4_1>(call, p) : run_on<SG_Q8_0>(call, p);
+  return fail(call, "linear: operands changed since the kernel was chosen");
 }
 
 constexpr sg_kernel linear{sizeof(sg_kernel), "linear", "cpu", SG_ISA_NAME "_bf16_few",

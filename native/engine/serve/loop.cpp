@@ -159,9 +159,9 @@ Refusal Loop::submit(Generation generation, int64_t &id) {
   return {};
 }
 
-void Loop::cancel(int64_t id) {
+void Loop::cancel(int64_t id, int32_t choice) {
   std::lock_guard lock(mutex_);
-  to_cancel_.push_back(id);
+  to_cancel_.push_back({id, choice});
   work_.notify_one();
 }
 
@@ -249,7 +249,7 @@ bool Loop::take_commands() {
   }
   for (std::shared_ptr<Group> &group : arrived_) add(std::move(group));
   arrived_.clear();
-  for (int64_t id : cancelled_) cancel_now(id);
+  for (const Cancelled &which : cancelled_) cancel_now(which);
   cancelled_.clear();
   return true;
 }
@@ -475,12 +475,12 @@ void Loop::add(std::shared_ptr<Group> group) {
   for (Sequence &sequence : added.sequences) force(sequence);  // a budget of no thinking at all
 }
 
-void Loop::cancel_now(int64_t id) {
-  const auto found = groups_.find(id);
+void Loop::cancel_now(const Cancelled &which) {
+  const auto found = groups_.find(which.id);
   if (found == groups_.end()) return;
   const std::shared_ptr<Group> group = found->second;
   for (Sequence &sequence : group->sequences) {
-    if (!sequence.finished) end(sequence, Finish::kCancelled);
+    if (!sequence.finished && (which.choice < 0 || which.choice == sequence.choice)) end(sequence, Finish::kCancelled);
   }
 }
 

@@ -66,7 +66,7 @@ class SUROGATE_API Loop {
   int32_t context() const { return context_; }  // of a sequence, as memory and tables allow it; once started
   // From any thread. Takes `generation` and sets `id`, or says why not.
   Refusal submit(Generation generation, int64_t &id);
-  void cancel(int64_t id);  // an id that is complete, or never was: nothing
+  void cancel(int64_t id, int32_t choice = -1);  // one choice, or all; what is complete, or never was: nothing
   // Waits until there is something, for `timeout` seconds at most. Throws Error once the loop is dead and all is told.
   void poll(double timeout, Deltas &deltas);
   Stats stats() const;
@@ -81,6 +81,10 @@ class SUROGATE_API Loop {
     std::unique_ptr<Readback> readback;
   };
   struct Uses;
+  struct Cancelled {
+    int64_t id;
+    int32_t choice;  // -1: all
+  };
 
   Refusal check(const Generation &generation) const;
   void work();
@@ -96,7 +100,7 @@ class SUROGATE_API Loop {
   void keep_prompt_logprobs(const Chunk &chunk, const Results &results);
   void force(Sequence &sequence);
   void add(std::shared_ptr<Group> group);
-  void cancel_now(int64_t id);
+  void cancel_now(const Cancelled &which);
   void end(Sequence &sequence, Finish finish, const std::string &error = {});
   void retire(Sequence &sequence, Finish finish);
   void end_all(Finish finish, const std::string &error);
@@ -117,7 +121,7 @@ class SUROGATE_API Loop {
   int32_t failures_in_row_ = 0;
   Stats counted_;
   std::vector<std::shared_ptr<Group>> arrived_;
-  std::vector<int64_t> cancelled_;
+  std::vector<Cancelled> cancelled_;
   std::vector<int64_t> handles_;          // grammars of a step, with
   std::vector<int32_t> handle_tokens_;
   std::vector<Verdict> verdicts_, said_;
@@ -129,7 +133,7 @@ class SUROGATE_API Loop {
   mutable std::mutex mutex_;
   std::condition_variable work_, told_;
   std::vector<std::shared_ptr<Group>> submitted_;
-  std::vector<int64_t> to_cancel_;
+  std::vector<Cancelled> to_cancel_;
   Deltas ready_;
   Stats shown_;
   int64_t next_id_ = 0, incomplete_ = 0;
