@@ -119,9 +119,9 @@ class Loop:
             raise Refusal(reason, message)
         return id
 
-    def cancel(self, id: int) -> None:
-        """Ends a request wherever it is, within a step; its last rows have finish "cancelled"."""
-        self._loop.cancel(id)
+    def cancel(self, id: int, choice: int | None = None) -> None:
+        """Ends a request, or one of its choices, wherever it is, within a step; the last rows have finish "cancelled"."""
+        self._loop.cancel(id, -1 if choice is None else choice)
 
     def poll(self, timeout: float) -> list[Row]:
         """What all choices gained since the last call, in order; waits for something, `timeout` seconds at most. For one

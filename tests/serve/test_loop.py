@@ -302,6 +302,24 @@ def test_cancelled_wherever_it_is(tiny, opened):
     assert client.ask([7], max_tokens=3).tokens == tiny.greedy([7], 3)
 
 
+@pytest.mark.parametrize("choice", [0, 1])
+def test_one_choice_is_cancelled(tiny, opened, choice):
+    gate = Gate()
+    loop = tiny.open(masks=gate)
+    opened.append(loop)
+    client = Client(loop)
+    gate.hold(4)
+    id = client.submit([1, 2, 3], max_tokens=60, n=2, grammars=[0, 1])
+    gate.wait()
+    loop.cancel(id, choice)
+    loop.cancel(id, 7)
+    gate.release()
+    client.wait()
+    assert client.answers[id, 1 - choice].tokens == tiny.greedy([1, 2, 3], 60)
+    ended = client.answers[id, choice]
+    assert ended.finish == "cancelled" and ended.tokens == tiny.greedy([1, 2, 3], len(ended.tokens)) and len(ended.tokens) < 10
+
+
 def test_what_a_cancelled_request_computed_can_be_found(tiny, opened):
     gate = Gate()
     loop = tiny.open(places=2, blocks=24, masks=gate)

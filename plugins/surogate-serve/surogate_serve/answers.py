@@ -65,8 +65,11 @@ async def answers(
         async for delta in deltas:
             usage.cached_tokens = max(usage.cached_tokens, delta.cached_tokens)
             choice = choices[delta.choice]
+            was_over = choice.finished
             for event in choice.take(delta):
                 yield event
+            if choice.finished and not was_over and delta.finish is None:
+                generation.end(delta.choice)
             if all(each.finished for each in choices):
                 break
     finally:
@@ -93,7 +96,7 @@ class _Choice:
         self._waiting: list[TokenLogprob] = []  # of text that the parser holds back
 
     def take(self, delta: Delta) -> list[Event]:
-        """The events of a delta. What comes after the choice's end is only counted by the engine, not here."""
+        """The events of a delta. What comes after the choice's end means nothing."""
         if self.finished:
             return []
         self.tokens += len(delta.tokens)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import queue
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -27,7 +27,7 @@ from .embedding_model import EmbeddingModel
 from .engine import EngineOptions
 from .engine.adapters import Adapters, HeldAdapter, adapter_rank
 from .engine.embedding import Embedder
-from .engine.loop import delta_of, fields_of, refused
+from .engine.loop import delta_of, fields_of, mute, refused
 from .engine.pump import AsyncMailbox, EngineDead, Mailbox, Pump, ThreadMailbox
 from .engine.runtime import Runtime, bank_of
 from .grammars import Grammars
@@ -107,6 +107,7 @@ class ServedModel:
         waited = 0.0 if held is None else time.perf_counter() - asked
         box = AsyncMailbox()
         running = self._submit(generation, held, box)
+        generation.watchers.append(running.end)
         try:
             while running.unfinished:
                 for delta in await box.get():
@@ -118,6 +119,7 @@ class ServedModel:
             for choice in sorted(running.unfinished):
                 yield Delta(choice, [], "", [], finish="error", error=f"the engine is dead: {death}")
         finally:
+            generation.watchers.remove(running.end)
             self._end(running)
 
     def generate_many(self, generations: Sequence[Generation]) -> Iterator[tuple[int, Delta]]:
@@ -235,7 +237,7 @@ class ServedModel:
 
     def _submit(self, generation: Generation, held: HeldAdapter | None, box: Mailbox) -> Running:
         """Takes over ``held``, also where it raises `Refused`."""
-        running = Running(-1, set(range(generation.n)), held)
+        running = Running(-1, set(range(generation.n)), held, cancel=self._loop.cancel, is_mute=generation.max_tokens == 0)
         try:
             self._check_alive()
             if generation.grammar is not None:
@@ -280,10 +282,20 @@ class Running:
     unfinished: set[int]
     held: HeldAdapter | None = None
     grammars: list[int] = field(default_factory=list)
+    cancel: Callable[[int, int], None] = lambda number, choice: None
+    is_mute: bool = False
+    """The engine ends a prompt with a token; where none was asked for, it is not told."""
 
     def take(self, delta: Delta) -> None:
+        if self.is_mute:
+            mute(delta)
         if delta.finish is not None:
             self.unfinished.discard(delta.choice)
+
+    def end(self, choice: int) -> None:
+        """Ends a choice in the engine too."""
+        if choice in self.unfinished:
+            self.cancel(self.number, choice)
 
 
 @dataclass

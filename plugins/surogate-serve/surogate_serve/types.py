@@ -3,7 +3,7 @@ back are `Delta`s (tokens and text of one choice), which a parser turns into `Ev
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Union
 
@@ -39,7 +39,8 @@ class Thinking:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """One request to the engine. prompt: token ids. max_tokens: of an answer, None for what fits. n: choices, which share
+    """One request to the engine. prompt: token ids. max_tokens: of an answer, None for what fits; 0: the prompt
+    is computed and nothing is told but its end. n: choices, which share
     the prompt. stop: strings, matched on the answer's text, and only after ``stop_after`` (a token id) was generated where that
     is given. logprobs: how many alternatives beside the token itself (0..20), None for no log-probabilities at all.
     prompt_logprobs: also those of the prompt's tokens. cache_salt: prompts share cached blocks only under one salt. adapter:
@@ -65,6 +66,13 @@ class Generation:
     opening: int | None = None
     """The token with which the model may begin reasoning as its first; where it begins with another, there is no
     reasoning, and `stop_after` and `thinking` mean nothing. None: the prompt began it."""
+    watchers: list[Callable[[int], None]] = field(default_factory=list, repr=False, compare=False)
+    """Called by `end`; those who generate put themselves here while they do."""
+
+    def end(self, choice: int) -> None:
+        """No more of a choice is wanted: whoever reads has found its end. What still comes of it means nothing."""
+        for watcher in self.watchers:
+            watcher(choice)
 
 
 @dataclass(frozen=True, slots=True)

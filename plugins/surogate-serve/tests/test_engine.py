@@ -123,6 +123,22 @@ def test_what_is_closed_is_cancelled(served):
     assert served.stats()["blocks"]["used"] == 0
 
 
+def test_one_choice_ends_and_the_other_goes_on(served):
+    generation = Generation([1, 2, 3], max_tokens=100, n=2, ignore_eos=True, sampling=GREEDY)
+
+    async def end_one() -> list[Delta]:
+        deltas = served.generate(generation)
+        got = [await anext(deltas)]
+        generation.end(0)
+        return got + [delta async for delta in deltas]
+
+    deltas = asyncio.run(end_one())
+    finishes = {delta.choice: delta.finish for delta in deltas if delta.finish is not None}
+    assert finishes[1] == "length" and len(tokens_of(deltas, 1)) == 100
+    assert finishes[0] in ("cancelled", "length")  # the engine may have been done before it heard of it
+    assert not generation.watchers and served.stats()["blocks"]["used"] == 0
+
+
 def test_a_prompt_that_leaves_no_room_is_refused_with_numbers(served):
     with pytest.raises(Refused) as refusal:
         asyncio.run(all_of(served, Generation([1] * 200, max_tokens=4)))

@@ -66,5 +66,13 @@ def delta_of(row: Row) -> tuple[int, Delta]:
     )
 
 
+def mute(delta: Delta) -> None:
+    """Leaves of it what is about the prompt, and its end."""
+    delta.tokens, delta.text, delta.pieces, delta.stop = [], "", [], None
+    delta.logprobs = None if delta.logprobs is None else []
+    if delta.finish in ("stop", "context"):
+        delta.finish = "length"
+
+
 def _logprobs(rows: list[tuple] | None) -> list[TokenLogprob] | None:
     return None if rows is None else [TokenLogprob(*row) for row in rows]

@@ -90,6 +90,8 @@ class CompletionsRoute:
             token_ids=bool(fields.return_token_ids),
             no_tokens=wanted == 0,
         )
+        if not reply.needs_engine:
+            exchange.prompt_tokens, exchange.finish = sum(map(len, prompts)), ["length"] * fields.choices * len(prompts)
         deltas = merged(chosen.model, generations if reply.needs_engine else [])
         if fields.stream:
             return await open_stream(reply.frames(deltas), reply.ending, limits, exchange)
@@ -98,20 +100,14 @@ class CompletionsRoute:
     def _generation(
         self, fields: CompletionRequest, chosen: Chosen, prompt: Sequence[int], tokens: int, grammar: Any
     ) -> Generation:
-        """Of no tokens, one is made and not told: the engine's answers have at least one."""
         best_of = fields.best_of or fields.choices
         ranked = best_of > fields.choices
-        generation = generation_of(
-            fields, chosen, prompt, max(tokens, 1), self._settings.limits,
+        return generation_of(
+            fields, chosen, prompt, tokens, self._settings.limits,
             logprobs=0 if ranked and fields.logprobs is None else fields.logprobs,
             prompt_logprobs=bool(fields.echo) and fields.logprobs is not None, grammar=grammar,
             n=best_of,
         )  # fmt: skip
-        if len(prompt) + 1 > chosen.model.context:
-            raise Refused(
-                "the prompt fills the context: an answer needs one token of room", 400, "context_length_exceeded"
-            )
-        return generation
 
     def _continued(self, fields: CompletionRequest, chosen: Chosen, prompt: list[int], tokenizer: Any) -> Continued:
         texts = self._texts[chosen.model.name]

@@ -64,7 +64,7 @@ class CompletionReply:
     ) -> None:
         self._head = {"id": id, "object": "text_completion", "created": created, "model": model}
         self._prompts, self._keep, self._logprobs = prompts, keep, logprobs
-        self._include_usage, self._token_ids, self._no_tokens = include_usage, token_ids, no_tokens
+        self._include_usage, self._token_ids = include_usage, token_ids
         self.needs_engine = not no_tokens or (logprobs and prompts[0].echo)
 
     # -- whole -------------------------------------------------------------------------------------------------------
@@ -89,9 +89,7 @@ class CompletionReply:
             raise Refused(delta.error or "the engine could not finish this answer", 500, "generation_failed")
         choice = continued.choices[delta.choice]
         continued.cached = max(continued.cached, delta.cached_tokens)
-        text, logprobs, tokens = delta.text, delta.logprobs or [], delta.tokens
-        if self._no_tokens:
-            text, logprobs, tokens = "", [], []
+        text, logprobs = delta.text, delta.logprobs or []
         if delta.prompt_logprobs is not None:
             continued.prompt_logprobs = delta.prompt_logprobs
         if not choice.started:
@@ -99,11 +97,10 @@ class CompletionReply:
             if continued.echo:
                 text, logprobs = continued.text + text, [*continued.prompt_logprobs, *logprobs]
         choice.text.append(text)
-        choice.tokens += tokens
+        choice.tokens += delta.tokens
         choice.of_tokens += logprobs
         if delta.finish is not None:
-            choice.finish = "length" if self._no_tokens else FINISH[delta.finish]
-            choice.stop = None if self._no_tokens else delta.stop
+            choice.finish, choice.stop = FINISH[delta.finish], delta.stop
         return choice, text, logprobs
 
     def _choice(self, index: int, continued: Continued, choice: Choice) -> dict[str, Any]:
@@ -167,7 +164,7 @@ class CompletionReply:
         if delta.finish is not None and choice.stop is not None:
             extras += b',"stop_reason":' + json_bytes(choice.stop)
         if self._token_ids:
-            extras += b',"token_ids":' + json_bytes([] if self._no_tokens else delta.tokens)
+            extras += b',"token_ids":' + json_bytes(delta.tokens)
         return extras
 
     def ending(self, refused: Refused) -> bytes:

@@ -187,6 +187,7 @@ class Metered:
         figures.in_flight += generation.n
         deltas = self._model.generate(generation)
         meter = _Meter(figures, exchange, len(generation.prompt))
+        generation.watchers.append(meter.ended)
         try:
             meter.delta(first := await self._first(deltas))
             yield first
@@ -200,6 +201,7 @@ class Metered:
             raise
         finally:
             figures.in_flight -= generation.n
+            generation.watchers.remove(meter.ended)
             meter.end()
             await deltas.aclose()
 
@@ -241,9 +243,17 @@ class _Meter:
         self._first: float | None = None
         self._last: dict[int, float] = {}
         self._tokens = self._cached = 0
-        self._finished: list[str] = []
+        self._finished: dict[int, str] = {}
+        self._taken = False
+
+    def ended(self, choice: int) -> None:
+        """Its reader found the end, as a stop token would have been."""
+        self._finished.setdefault(choice, "stop")
 
     def delta(self, delta: Delta) -> None:
+        self._taken = True
+        if delta.choice in self._finished:
+            return
         count = len(delta.tokens)
         if count:
             now = time.perf_counter()
@@ -260,7 +270,7 @@ class _Meter:
         if delta.cached_tokens > self._cached:
             self._cached = delta.cached_tokens
         if delta.finish is not None:
-            self._finished.append(delta.finish)
+            self._finished.setdefault(delta.choice, delta.finish)
 
     def _begin(self, now: float, queued: float | None) -> None:
         histograms = self._figures.histograms
@@ -272,16 +282,17 @@ class _Meter:
     def end(self) -> None:
         """Adds up, however it ended."""
         figures, now = self._figures, time.perf_counter()
-        if self._first is not None:
+        if self._taken:
             figures.prompt_tokens += self._prompt_tokens
             figures.cached_tokens += self._cached
+        if self._first is not None:
             figures.histograms["e2e_request_latency_seconds"].observe(now - self._began)
             figures.histograms["request_decode_time_seconds"].observe(now - self._first)
         figures.generation_tokens += self._tokens
-        for reason in self._finished:
+        for reason in self._finished.values():
             figures.finished[reason] += 1
         if self._exchange is not None:
             self._exchange.prompt_tokens += self._prompt_tokens
             self._exchange.cached_tokens += self._cached
             self._exchange.completion_tokens += self._tokens
-            self._exchange.finish += self._finished
+            self._exchange.finish += self._finished.values()

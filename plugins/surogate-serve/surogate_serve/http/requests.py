@@ -187,7 +187,7 @@ def room(model: Any, prompt: Sequence[int], wanted: int | None, param: str) -> i
     """How many tokens an answer may have: ``wanted``, cut to what the context leaves. Raises `Refused` where it leaves
     none."""
     left = model.context - len(prompt)
-    if left < 1 and wanted != 0:
+    if left < (0 if wanted == 0 else 1):
         raise Refused(
             f"the prompt has {len(prompt)} tokens; the context of {model.context} leaves no room for an answer",
             400,

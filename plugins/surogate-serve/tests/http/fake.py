@@ -93,6 +93,7 @@ class FakeModel:
         self.script: Script = script or (lambda generation, choice: ["Hello", " there", "!"])
         self.delay = 0.0
         self.queued: float | None = 0.25
+        self.ended: list[int] = []
         self.hold = asyncio.Event()
         self.hold.set()
         self.running = self.waiting = self.cancelled = 0
@@ -121,19 +122,25 @@ class FakeModel:
             self.waiting -= 1
         self.running += 1
         done = False
+        streams = {choice: self._choice(generation, choice) for choice in range(generation.n)}
+        self.ended = ended = []
+        watcher = ended.append
+        generation.watchers.append(watcher)
         try:
-            streams = [self._choice(generation, choice) for choice in range(generation.n)]
             while streams:
                 if self.delay:
                     await asyncio.sleep(self.delay)
-                for stream in list(streams):
+                for choice, stream in list(streams.items()):
                     delta = next(stream)
                     delta.queued = self.queued
+                    if choice in ended:
+                        delta = Delta(choice, [], "", [], finish="cancelled")
                     if delta.finish is not None:
-                        streams.remove(stream)
+                        del streams[choice]
                     yield delta
             done = True
         finally:
+            generation.watchers.remove(watcher)
             self.running -= 1
             self.cancelled += not done
 

@@ -9,6 +9,7 @@ import re
 import httpx
 import openai
 import pytest
+from conftest import wait_for
 from fake import FakeModel
 
 HI = [{"role": "user", "content": "Hi"}]
@@ -196,6 +197,21 @@ def test_stop_strings_wait_for_the_end_of_reasoning(server):
     assert reply.choices[0].message.reasoning == "hm" and reply.choices[0].message.content == "yes"
     hidden = client(server).chat.completions.create(model="fake", messages=HI, extra_body={"include_reasoning": False})
     assert not hasattr(hidden.choices[0].message, "reasoning")
+
+
+def test_a_choice_that_is_over_is_computed_no_further(serve, tmp_path):
+    """Without parallel calls an answer ends with its first call; the other choice goes on."""
+    call = ["<tool_call>", '{"name": "weather", "arguments": {"city": "Rome"}}', "</tool_call>"]
+    model = FakeModel(script=lambda generation, index: [*call, *["more"] * 5000] if index == 0 else ["word"] * 40)
+    server = serve(model, request_log=tmp_path / "log")
+    reply = client(server).chat.completions.create(
+        model="fake", messages=HI, n=2, tools=TOOLS, parallel_tool_calls=False
+    )
+    assert [each.finish_reason for each in reply.choices] == ["tool_calls", "stop"] and model.ended == [0]
+    assert reply.usage.completion_tokens == 2 + 41
+    wait_for(lambda: (tmp_path / "log").read_text().endswith("\n"))
+    line = json.loads((tmp_path / "log").read_text())
+    assert line["completion_tokens"] == 2 + 41 and line["finish"] == ["stop", "stop"]
 
 
 def test_a_budget_of_reasoning_needs_reasoning(serve):

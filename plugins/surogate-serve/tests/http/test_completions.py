@@ -9,6 +9,7 @@ import httpx
 import numpy as np
 import openai
 import pytest
+from conftest import wait_for
 from fake import FakeModel
 
 
@@ -68,8 +69,21 @@ def test_no_tokens_with_echo(server):
     reply = post(server, "/v1/completions", prompt="one two", max_tokens=0, echo=True, logprobs=0).json()
     assert reply["choices"][0]["text"] == "one two" and reply["choices"][0]["finish_reason"] == "length"
     assert reply["choices"][0]["logprobs"]["tokens"] == ["one", " two"] and reply["usage"]["completion_tokens"] == 0
+    reply = post(server, "/v1/completions", prompt="one two", max_tokens=0, echo=True, logprobs=0, n=2).json()
+    assert reply["usage"]["prompt_tokens"] == 2 and [each["text"] for each in reply["choices"]] == ["one two"] * 2
     stream = post(server, "/v1/completions", prompt="one two", max_tokens=0, echo=True, stream=True).text
     assert json.loads(stream.split("\n\n")[0].removeprefix("data: "))["choices"][0]["text"] == "one two"
+
+
+def test_the_log_counts_what_usage_does_where_nothing_is_generated(serve, tmp_path):
+    server = serve(request_log=tmp_path / "log")
+    for logprobs in (None, 0):
+        usage = post(server, "/v1/completions", prompt="one two", max_tokens=0, echo=True, logprobs=logprobs).json()["usage"]
+        assert (usage["prompt_tokens"], usage["completion_tokens"]) == (2, 0)
+    wait_for(lambda: (tmp_path / "log").read_text().count("\n") == 2)
+    lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+    assert [(line["prompt_tokens"], line["completion_tokens"], line["finish"]) for line in lines] == [(2, 0, ["length"])] * 2
+    assert 'surogate_generation_tokens_total{model_name="fake"} 0.0' in httpx.get(server.url + "/metrics").text
 
 
 def test_best_of_keeps_the_likeliest(server):

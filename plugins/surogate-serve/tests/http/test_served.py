@@ -143,6 +143,27 @@ def test_prompts_and_answers_of_every_length(running):
     assert len(post(running, "/v1/embeddings", input="hi").json()["data"][0]["embedding"]) == 32
 
 
+def test_no_token_is_no_token(running):
+    """Of a prompt that may fill the context: log-probabilities of it, and nothing behind it."""
+    context = running.model.context
+    for prompt in ([5, 6, 7], [5] * context):
+        body = {"prompt": prompt, "echo": True, "logprobs": 1, "temperature": 0}
+        reply = post(running, "/v1/completions", max_tokens=0, **body).json()
+        (choice,), usage = reply["choices"], reply["usage"]
+        assert (usage["prompt_tokens"], usage["completion_tokens"]) == (len(prompt), 0)
+        assert len(choice["logprobs"]["tokens"]) == len(prompt) and choice["finish_reason"] == "length"
+        if len(prompt) < context:
+            one = post(running, "/v1/completions", max_tokens=1, **body).json()["choices"][0]["logprobs"]
+            assert choice["logprobs"]["token_logprobs"][1:] == pytest.approx(one["token_logprobs"][1:-1], abs=1e-5)
+    message = post(running, "/v1/messages", messages=HI, max_tokens=0).json()
+    assert message["usage"]["output_tokens"] == 0 and not message["content"][0]["text"] and message["stop_reason"] == "max_tokens"
+    for path, more in (("/v1/completions", {"prompt": [5] * (context + 1)}),
+                       ("/v1/messages", {"messages": [{"role": "user", "content": "x" * context}]})):
+        refused = post(running, path, max_tokens=0, **more)
+        assert refused.status_code == 400 and "context" in refused.json()["error"]["message"]
+    assert at_rest(running)
+
+
 def test_the_death_of_the_engine_is_told(tiny):
     model = ServedModel.open(tiny, "tiny", EngineOptions(threads=1, max_sequences=4))
     server = Running([model], Settings())
