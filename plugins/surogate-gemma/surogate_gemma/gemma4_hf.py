@@ -81,8 +81,9 @@ def _global_heads(text: HFConfig, fields: Mapping[str, Any]) -> dict[str, int]:
 def _of_global_layers(
     by_layer: Mapping[str, Mapping[str, int]], types: tuple[str, ...], local: tuple[int, int]
 ) -> tuple[int, int]:
-    """Head width and key heads, where layers that nothing is said of have the ``local`` ones."""
-    said = [by_layer.get(str(i), {}) for i in range(len(types))]
+    """Head width and key heads, where layers that nothing is said of have the ``local`` ones. Layers are numbered "5" or "05"."""
+    by_number = {int(number): each for number, each in by_layer.items() if str(number).isdecimal()}
+    said = [by_number.get(i, {}) for i in range(len(types))]
     found = {kind: {(each.get("head_dim", local[0]), each.get("num_key_value_heads", local[1]))
                     for each, own in zip(said, types) if own == kind} for kind in _TYPES}
     known = all(set(each) <= {"head_dim", "num_key_value_heads"} for each in said) and len(by_layer) == sum(map(bool, said))
