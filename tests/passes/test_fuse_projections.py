@@ -212,7 +212,7 @@ def test_a_product_without_gradient_for_some_columns_is_refused():
         from surogate_core.passes.autodiff import _differentiate, _needs
 
         seeds = {region.carry_out[0]: [graph.value("d", region.carry_out[0].shape, "residual")]}
-        _differentiate(graph, region, _needs(region, True), seeds)
+        _differentiate(graph, region, _needs(region, set(region.carry_in)), seeds)
 
 
 @pytest.mark.parametrize("name", [name for name, op in ops.ALL.items() if op.rows_apart and op.vjp])

@@ -117,7 +117,7 @@ def test_recompute_parts_the_layers_at_most_once():
     graph = gradient_graph(models.model(num_hidden_layers=8), fuse)
     recompute(graph, int(0.6 * saved_bytes(graph, BINDINGS)), BINDINGS)
     assert len(graph.layer_regions()) == 2
-    assert graph.layers[0] != graph.layers[-1] == "block"  # the last layers keep more
+    assert graph.layers[0] != graph.layers[-1] == "full"  # the last layers keep more
 
 
 def test_what_a_step_of_recompute_costs_depends_on_the_machine():
