@@ -20,13 +20,17 @@ from ..errors import DataError
 
 Message = dict[str, Any]
 
+_NO_CALLS = (
+    "{% if tools or messages | selectattr('tool_calls') | list %}"
+    "{{ raise_exception('this chat template has no notation for tools and calls') }}{% endif %}"
+)
 # For models that come without a template of their own, registered like those of plugins.
 BUILTIN = {
-    "chatml": (
+    "chatml": _NO_CALLS + (
         "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
         "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
     ),
-    "plain": (
+    "plain": _NO_CALLS + (
         "{{ bos_token }}{% for message in messages %}"
         "{% if message.role == 'assistant' %}### Assistant:\n{{ message.content }}{{ eos_token }}\n\n"
         "{% else %}### {{ message.role | capitalize }}:\n{{ message.content }}\n\n{% endif %}"

@@ -76,6 +76,15 @@ def test_a_broken_template_names_the_line():
         ChatTemplate("ok\n{% if %}")
 
 
+@pytest.mark.parametrize("name", BUILTIN)
+def test_builtin_templates_refuse_the_calls_that_they_cannot_tell(name):
+    template = ChatTemplate(BUILTIN[name], "<s>", "</s>")
+    assert "Hello {there}" in template.render(TALK)
+    for messages, tools in ((TALK, [TOOL]), ([TALK[0], CALL], None)):
+        with pytest.raises(DataError, match="no notation for tools and calls"):
+            template.render(messages, tools)
+
+
 def test_loop_controls():
     source = "{% for i in [1, 2, 3] %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}"
     assert ChatTemplate(source).render([]) == "1"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from surogate_core.errors import DataError
 from surogate_core.plugins import get_manager
@@ -141,6 +143,14 @@ def test_a_turn_is_trained_on_behind_the_prompt_that_a_server_asks_it_with(name,
         if name == "gemma4" and place == 0 and conversation in ("call", "calls", "text and call"):
             prompt = prompt.removesuffix("<|channel>thought\n<channel|>")  # which its past never has before a call
         assert whole.startswith(prompt)
+
+
+@pytest.mark.parametrize(("name", "conversation"), [pair for pair in PAIRS if pair[0] in ("gemma", "functiongemma")])
+def test_what_was_said_stays_the_beginning_of_the_next_prompt(name, conversation):
+    """So a server's cache holds it. Where there are thoughts, they are taken out of the past."""
+    turns = tried.prompts_of_turns(TEMPLATES[name], CONVERSATIONS[conversation])
+    for (_, whole), (prompt, _) in pairwise(turns):
+        assert prompt.startswith(whole)
 
 
 @pytest.mark.parametrize(("name", "conversation"), PAIRS)

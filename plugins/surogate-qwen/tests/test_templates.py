@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from surogate_core.errors import DataError
 from surogate_core.plugins import get_manager
@@ -97,6 +99,14 @@ def test_an_empty_thought_is_trained_on_where_that_is_asked_for(tokenizers):
 def test_a_turn_is_trained_on_behind_the_prompt_that_a_server_asks_it_with(name, conversation):
     for prompt, whole in tried.prompts_of_turns(TEMPLATES[name], CONVERSATIONS[conversation]):
         assert whole.startswith(prompt) and whole.endswith(END + "\n")
+
+
+@pytest.mark.parametrize(("name", "conversation"), [pair for pair in PAIRS if pair[0] in ("qwen2.5",)])
+def test_what_was_said_stays_the_beginning_of_the_next_prompt(name, conversation):
+    """So a server's cache holds it. Where there are thoughts, they are taken out of the past."""
+    turns = tried.prompts_of_turns(TEMPLATES[name], CONVERSATIONS[conversation])
+    for (_, whole), (prompt, _) in pairwise(turns):
+        assert prompt.startswith(whole)
 
 
 @pytest.mark.parametrize(("name", "conversation"), PAIRS)

@@ -156,7 +156,8 @@ def test_a_call_goes_to_the_tool_and_its_result_back(server):
         "type": "object", "required": ["a"], "additionalProperties": False,
         "properties": {"a": {"type": "string", "enum": ["x y", "z"]}}}}}]  # fmt: skip
     messages = [{"role": "user", "content": "pick one"}]
-    wanted = {"tool_choice": "required", "parallel_tool_calls": False, "reasoning_effort": "none", "max_tokens": 120}
+    wanted = {"tool_choice": "required", "parallel_tool_calls": False, "reasoning_effort": "none", "max_tokens": 120,
+              "temperature": 0}
     message = chat(running, messages=messages, tools=tools, **wanted)["choices"][0]["message"]
     (call,) = message["tool_calls"]
     assert call["function"]["name"] == "pick" and json.loads(call["function"]["arguments"])["a"] in ("x y", "z")
