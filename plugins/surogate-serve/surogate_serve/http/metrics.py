@@ -89,6 +89,12 @@ class Metrics(Collector):
         self.figures = {name: ModelFigures() for name in models}
         return {name: Metered(model, self.figures[name], limits) for name, model in models.items()}
 
+    @property
+    def rests(self) -> bool:
+        """Whether models have answered something, and nothing waits or runs."""
+        figures = self.figures.values()
+        return any(each.finished for each in figures) and not any(each.in_flight for each in figures)
+
     def request(self, exchange: Exchange) -> None:
         """Counts a request that is over. Paths are named only where a route was found, or clients could make up
         figures."""

@@ -24,6 +24,8 @@ from .limits import Limits
 DEATH_GRACE_SECONDS = 3.0
 """How long the process of a dead engine still answers, so that whoever looks after it reads why."""
 KEEP_ALIVE_SECONDS = 75
+REST_SECONDS, LOOK_SECONDS = 5.0, 0.5
+"""After so long without a request there is time for what holds up everything; how often that is looked at."""
 _REASONS = {
     408: b"Request Timeout",
     431: b"Request Header Fields Too Large",
@@ -166,6 +168,7 @@ async def serve(app: ServeApp, listener: socket.socket, ready: Callable[[str], N
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)
     running = asyncio.create_task(server.serve(sockets=[listener]))
+    preparing = asyncio.create_task(prepare_grammars(app))
     try:
         while not server.started and not running.done():
             await asyncio.sleep(0.005)
@@ -173,10 +176,25 @@ async def serve(app: ServeApp, listener: socket.socket, ready: Callable[[str], N
             ready(url_of(listener))
         return await _until_the_end(app, running, stopping, hurry)
     finally:
+        preparing.cancel()
         server.should_exit = True
         await running
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
+
+
+async def prepare_grammars(app: ServeApp) -> None:
+    """Has the models read their vocabularies for grammars. For large ones that takes seconds, in which the library lets no
+    other Python run: so neither at the start nor under the first request with a grammar, but when a first answer was given
+    and nothing has been asked for a while."""
+    for model in app.models.values():
+        if not model.writes_text:
+            continue
+        rested = 0.0
+        while rested < REST_SECONDS:
+            await asyncio.sleep(LOOK_SECONDS)
+            rested = rested + LOOK_SECONDS if app.metrics.rests else 0.0
+        await asyncio.to_thread(model.grammars.prepare)
 
 
 async def _until_the_end(

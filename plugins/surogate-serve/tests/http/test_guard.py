@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import openai
@@ -11,7 +13,9 @@ import pytest
 from conftest import wait_for
 from fake import FakeModel
 
+from surogate_serve.http import server as module
 from surogate_serve.http.limits import Limits
+from surogate_serve.http.metrics import Metrics
 from surogate_serve.types import Refused
 
 HI = [{"role": "user", "content": "Hi"}]
@@ -396,6 +400,49 @@ def test_metrics(server):
         "process_resident_memory_bytes",
     ):
         assert line in text, line
+
+
+def test_grammars_are_prepared_once_nobody_is_asking(serve, monkeypatch):
+    monkeypatch.setattr(module, "REST_SECONDS", 0.05)
+    monkeypatch.setattr(module, "LOOK_SECONDS", 0.01)
+    models = FakeModel("a"), FakeModel("b")
+    looks, prepared = [], []
+    for model in models:
+        monkeypatch.setattr(model.grammars, "prepare", lambda name=model.name: prepared.append(name))
+
+    class Watched(Metrics):
+        @property
+        def rests(self):
+            looks.append(len(prepared))
+            return super().rests
+
+    server = serve(*models)
+    server.app.metrics.__class__ = Watched
+    preparing = asyncio.run_coroutine_threadsafe(module.prepare_grammars(server.app), server.loop)
+    wait_for(lambda: len(looks) > 30)
+    assert not prepared  # nothing was answered yet
+    assert post(server, CHAT | {"model": "b"}).status_code == 200
+    wait_for(lambda: prepared == ["a", "b"])
+    preparing.result(60)
+
+
+def test_grammars_wait_for_those_who_ask(serve, monkeypatch):
+    monkeypatch.setattr(module, "REST_SECONDS", 0.01)
+    monkeypatch.setattr(module, "LOOK_SECONDS", 0.01)
+    server, prepared = serve(), []
+    monkeypatch.setattr(server.model.grammars, "prepare", lambda: prepared.append(server.model.running))
+    assert post(server, CHAT).status_code == 200
+    hold(server)
+    with ThreadPoolExecutor(1) as pool:
+        asking = pool.submit(post, server, CHAT, timeout=60)
+        wait_for(lambda: server.model.waiting == 1)
+        preparing = asyncio.run_coroutine_threadsafe(module.prepare_grammars(server.app), server.loop)
+        with pytest.raises(TimeoutError):
+            preparing.result(0.3)
+        server.loop.call_soon_threadsafe(server.model.hold.set)
+        assert asking.result(60).status_code == 200
+    preparing.result(60)
+    assert prepared == [0]
 
 
 def test_request_log(serve, tmp_path):
