@@ -120,7 +120,6 @@ def read_hf_decoder(config: HFConfig, activation: tuple[str, ...] = ("silu",), t
     """Fields of `DecoderHyperparameters`, rotary ones apart (see `HFConfig.rope`). activation: what hidden_act may be. tied: what
     is meant where tie_word_embeddings is left out."""
     config.only("hidden_act", *activation)
-    config.only("pretraining_tp", None, 1)
     config.only("attention_dropout", None, 0, 0.0)
     config.only("quantization_config", None)
     hidden, heads = config.count("hidden_size"), config.count("num_attention_heads")

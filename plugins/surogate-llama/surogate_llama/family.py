@@ -48,13 +48,16 @@ class LlamaHyperparameters(DecoderHyperparameters):
 
 
 class LlamaFamily(Family):
-    """``name`` is also the model_type of the config.json that it reads."""
+    """``name`` is also the model_type of the config.json that it reads. hf_architecture: the one that is written, or several,
+    of which it is the first."""
 
     def __init__(
-        self, name: str, hf_architecture: str, gguf_architectures: tuple[str, ...], switches: Switches = Switches()
+        self, name: str, hf_architecture: str | tuple[str, ...], gguf_architectures: tuple[str, ...],
+        switches: Switches = Switches(),
     ) -> None:
         self.name, self.switches = name, switches
-        self.architectures, self.gguf_architectures = (hf_architecture,), gguf_architectures
+        self.architectures = (hf_architecture,) if isinstance(hf_architecture, str) else hf_architecture
+        self.gguf_architectures = gguf_architectures
 
     def from_hf(self, config: Mapping[str, Any]) -> LlamaHyperparameters:
         return LlamaHyperparameters(**read_hf(config, self.name, self.switches))

@@ -28,8 +28,8 @@ class Mistral3Family(LlamaFamily):
     """A model that sees is read as its text, Ministral 3 or the Mistral in its "text_config", and is written as that."""
 
     def __init__(self) -> None:
-        super().__init__("ministral3", "Ministral3ForCausalLM", ("mistral3",), _SWITCHES)
-        self.architectures += ("Mistral3ForConditionalGeneration",)
+        architectures = ("Ministral3ForCausalLM", "Mistral3ForConditionalGeneration")
+        super().__init__("ministral3", architectures, ("mistral3",), _SWITCHES)
         self.hf_prefixes = {"language_model.model.": "model.", "model.language_model.": "model.",
                             "language_model.lm_head.": "lm_head."}
 

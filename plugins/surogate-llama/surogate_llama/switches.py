@@ -86,8 +86,9 @@ _MISTRAL = {"max_position_embeddings": 131072, "sliding_window": 4096, "num_key_
 _LONG_128 = {"max_position_embeddings": 131072, "num_key_value_heads": 8, "head_dim": 128, "rms_norm_eps": 1e-5}
 _NO_BIAS = (None, None, None)
 
-# model_type -> architecture of config.json, architectures of GGUF files that are read, switches.
-PUBLISHED: dict[str, tuple[str, tuple[str, ...], Switches]] = {
+# model_type -> architecture of config.json, or several of which the first is written; those of GGUF files that are read;
+# switches.
+PUBLISHED: dict[str, tuple[str | tuple[str, ...], tuple[str, ...], Switches]] = {
     "llama": ("LlamaForCausalLM", ("llama",), Switches()),
     "mistral": ("MistralForCausalLM", ("mistral",), Switches(_MISTRAL, _NO_BIAS, windows="all")),
     "ministral": ("MinistralForCausalLM", (), Switches(_MISTRAL, _NO_BIAS, windows="layer_types")),
@@ -103,7 +104,7 @@ PUBLISHED: dict[str, tuple[str, tuple[str, ...], Switches]] = {
     "cwm": ("CwmForCausalLM", (), Switches(
         {**_LONG_128, "sliding_window": 8192, "rope_scaling": _CWM_ROPE}, (None, None, "mlp_bias"),
         windows="layer_types", full_every=4, rope_base=1e6)),
-    "ernie4_5": ("Ernie4_5ForCausalLM", ("ernie4_5",), Switches(
+    "ernie4_5": (("Ernie4_5ForCausalLM", "Ernie4_5_ForCausalLM"), ("ernie4_5",), Switches(
         {**_LONG_128, "num_key_value_heads": 2, "tie_word_embeddings": True}, ("use_bias", "use_bias", "use_bias"),
         rope_base=5e5, interleaved=True, gguf="ernie4_5")),
     "helium": ("HeliumForCausalLM", (), Switches(

@@ -90,7 +90,6 @@ def test_what_config_json_leaves_out_is_what_transformers_takes():
     ({"num_key_value_heads": 3}, "cannot share 3"),
     ({"head_dim": 15}, "rotated in pairs"),
     ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
-    ({"pretraining_tp": 2}, "pretraining_tp is 2"),
     ({"sliding_window": 128}, "sliding_window is 128"),
     ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config is"),
     ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "rope_type 'dynamic'.*known are default, linear, llama3, yarn"),
