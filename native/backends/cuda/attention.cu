@@ -10,7 +10,7 @@
 // at 128 bytes a clock, would otherwise be what limits. The sums and the logits stay in registers. Keys of the next
 // tile arrive while values are multiplied, values while keys are. Tiles that a warp does not see are skipped, and only
 // tiles that it sees in part are masked. Long tiles start first. Heads are padded with zeros in shared memory to 64,
-// 128 or 256.
+// 128 or 256. Wider ones, up to 512, go the way of fp32, at the general cores' rate.
 #include "attention_f32.cuh"
 #include "attention_forward.cuh"
 
@@ -99,16 +99,18 @@ int32_t run(const sg_call *call) {
   with_head_dim(std::max(q->shape[2], v->shape[2]), [&](auto size) {
     constexpr int dim = decltype(size)::value;
     if (q->dtype == SG_F32) {
-      start_forward_f32<dim>(call, shape, {HeadRows<const float>(q), HeadRows<const float>(k), HeadRows<const float>(v),
-                                           HeadRows<float>(o), lse});
+      start_forward_f32<dim, float>(call, shape, {HeadRows<const float>(q), HeadRows<const float>(k),
+                                                  HeadRows<const float>(v), HeadRows<float>(o), lse});
       return;
     }
-    const ForwardOperands operands = {HeadRows<const bf16>(q), HeadRows<const bf16>(k), HeadRows<const bf16>(v),
-                                      HeadRows<bf16>(o), lse};
-    if (shape.tanh_factor > 0.0f) {
-      start_forward<dim, true>(call, shape, operands);
+    const HeadRows<const bf16> queries(q), keys(k), values(v);
+    const HeadRows<bf16> results(o);
+    if constexpr (dim > kMaxTiledHeadDim) {
+      start_forward_f32<dim, bf16>(call, shape, {queries, keys, values, results, lse});
+    } else if (shape.tanh_factor > 0.0f) {
+      start_forward<dim, true>(call, shape, {queries, keys, values, results, lse});
     } else {
-      start_forward<dim, false>(call, shape, operands);
+      start_forward<dim, false>(call, shape, {queries, keys, values, results, lse});
     }
   });
   return launched(call);

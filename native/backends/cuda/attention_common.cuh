@@ -12,7 +12,8 @@ namespace sg::cuda {
 constexpr float kLog2e = 1.44269504088896341f;
 constexpr float kLn2 = 0.69314718055994531f;
 constexpr int kAttentionThreads = 128;  // of a block of the bf16 kernels: four warps
-constexpr int kMaxHeadDim = 256;
+constexpr int kMaxTiledHeadDim = 256;  // of the kernels that multiply bf16 tiles
+constexpr int kMaxHeadDim = 512;
 
 struct AttentionShape {
   int tokens, heads, kv_heads, group;
@@ -91,8 +92,10 @@ inline void with_head_dim(int64_t dim, Body &&body) {
     body(std::integral_constant<int, 64>{});
   } else if (dim <= 128) {
     body(std::integral_constant<int, 128>{});
-  } else {
+  } else if (dim <= 256) {
     body(std::integral_constant<int, 256>{});
+  } else {
+    body(std::integral_constant<int, 512>{});
   }
 }
 

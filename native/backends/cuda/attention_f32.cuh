@@ -1,8 +1,8 @@
-// attention in fp32 arithmetic throughout, on the general cores: what fp32 runs and tests use. One block of 256 threads
-// owns 16 rows (queries; for dk and dv keys) and walks over tiles of 16 columns. A thread holds one logit of a tile
-// (row thread / 16, column thread % 16), and of its row's sums every 64th group of four dims. Heads are padded with
-// zeros to DIM. Floor: the FLOPs of attention at the rate of FFMA; it reads two words of shared memory a multiply-add,
-// and is not near it.
+// attention in fp32 arithmetic throughout, on the general cores: what fp32 runs and tests use, and bf16 where heads are too
+// wide for the tiles of attention.cu. One block of 256 threads owns 16 rows (queries; for dk and dv keys) and walks over
+// tiles of 16 columns. A thread holds one logit of a tile (row thread / 16, column thread % 16), and of its row's sums
+// every 64th group of four dims. Heads are padded with zeros to DIM. Floor: the FLOPs of attention at the rate of FFMA;
+// it reads two words of shared memory a multiply-add, and is not near it.
 #pragma once
 
 #include "attention_common.cuh"
@@ -20,12 +20,12 @@ constexpr size_t kF32TileBytes = kF32Tile * kF32Pitch<DIM> * sizeof(float);
 constexpr int kF32WeightPitch = kF32Tile + 1;
 constexpr size_t kF32WeightBytes = kF32Tile * kF32WeightPitch * sizeof(float);
 
-template <int DIM>
-__device__ inline void load_tile_f32(float *tile, const HeadRows<const float> &from, int first, int limit) {
+template <int DIM, class T>
+__device__ inline void load_tile_f32(float *tile, const HeadRows<const T> &from, int first, int limit) {
   for (int i = threadIdx.x; i < kF32Tile * DIM; i += kF32Threads) {
     const int row = i / DIM, column = i % DIM;
     const bool valid = first + row < limit && column < from.dim;
-    tile[row * kF32Pitch<DIM> + column] = valid ? from.row(first + row)[column] : 0.0f;
+    tile[row * kF32Pitch<DIM> + column] = valid ? to_float(from.row(first + row)[column]) : 0.0f;
   }
 }
 
@@ -62,15 +62,14 @@ __device__ inline void add_rows_f32(float (&sums)[DIM / 64][4], const float *wei
 }
 
 // This thread's dims of its row, times `factor`.
-template <int DIM>
-__device__ inline void store_sums_f32(const HeadRows<float> &to, int row, const float (&sums)[DIM / 64][4],
-                                      float factor) {
+template <int DIM, class T>
+__device__ inline void store_sums_f32(const HeadRows<T> &to, int row, const float (&sums)[DIM / 64][4], float factor) {
 #pragma unroll
   for (int i = 0; i < DIM / 64; ++i) {
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       const int column = i * 64 + threadIdx.x % kF32Tile * 4 + j;
-      if (column < to.dim) to.row(row)[column] = sums[i][j] * factor;
+      if (column < to.dim) to.row(row)[column] = from_float<T>(sums[i][j] * factor);
     }
   }
 }
@@ -87,15 +86,16 @@ __device__ inline float row_sum_f32(float value) {
   return value;
 }
 
+template <class T>
 struct ForwardOperandsF32 {
-  HeadRows<const float> q, k, v;
-  HeadRows<float> o;
+  HeadRows<const T> q, k, v;
+  HeadRows<T> o;
   float *lse;
 };
 
-template <int DIM>
+template <int DIM, class T>
 __global__ void __launch_bounds__(kF32Threads)
-    attention_forward_f32(const AttentionShape shape, const ForwardOperandsF32 operands) {
+    attention_forward_f32(const AttentionShape shape, const ForwardOperandsF32<T> operands) {
   extern __shared__ __align__(1024) unsigned char shared[];
   float *const q_tile = reinterpret_cast<float *>(shared);
   float *const k_tile = q_tile + kF32Tile * kF32Pitch<DIM>, *const v_tile = k_tile + kF32Tile * kF32Pitch<DIM>;
@@ -138,9 +138,9 @@ __global__ void __launch_bounds__(kF32Threads)
   if (column == 0) operands.lse[static_cast<int64_t>(row) * shape.heads + head] = seen ? peak + logf(total) : NAN;
 }
 
-template <int DIM>
-void start_forward_f32(const sg_call *call, const AttentionShape &shape, const ForwardOperandsF32 &operands) {
-  launch(attention_forward_f32<DIM>, ceil_div(shape.tokens, kF32Tile) * shape.heads, kF32Threads,
+template <int DIM, class T>
+void start_forward_f32(const sg_call *call, const AttentionShape &shape, const ForwardOperandsF32<T> &operands) {
+  launch(attention_forward_f32<DIM, T>, ceil_div(shape.tokens, kF32Tile) * shape.heads, kF32Threads,
          3 * kF32TileBytes<DIM> + kF32WeightBytes + kF32Tile * sizeof(TokenRange), stream(call), shape, operands);
 }
 

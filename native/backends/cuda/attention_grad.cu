@@ -437,6 +437,8 @@ int32_t supports(const sg_call *call) {
   if (!is_heads(o, q->dtype) || o->shape[0] != q->shape[0] || o->shape[1] != q->shape[1]) return 0;
   if (o->shape[2] != v->shape[2] || !same_heads(input(call, 0), o)) return 0;
   if (!same_heads(output(call, 0), q) || !same_heads(output(call, 1), k) || !same_heads(output(call, 2), v)) return 0;
+  const bool wide = std::max(q->shape[2], v->shape[2]) > kMaxTiledHeadDim;
+  if (wide && kBackwardBytesF32<kMaxHeadDim> > device().shared_memory) return 0;
   return q->dtype == SG_BF16 ? 20 : 10;
 }
 
@@ -458,19 +460,23 @@ int32_t run(const sg_call *call) {
   with_head_dim(std::max(q->shape[2], v->shape[2]), [&](auto size) {
     constexpr int dim = decltype(size)::value;
     if (q->dtype == SG_F32) {
-      start_backward_f32<dim>(call, shape,
-                              {HeadRows<const float>(grad), HeadRows<const float>(q), HeadRows<const float>(k),
-                               HeadRows<const float>(v), HeadRows<float>(dq), HeadRows<float>(dk), HeadRows<float>(dv),
-                               lse, delta});
+      start_backward_f32<dim, float>(
+          call, shape,
+          {HeadRows<const float>(grad), HeadRows<const float>(q), HeadRows<const float>(k), HeadRows<const float>(v),
+           HeadRows<float>(dq), HeadRows<float>(dk), HeadRows<float>(dv), lse, delta});
       return;
     }
-    const BackwardOperands operands = {HeadRows<const bf16>(grad), HeadRows<const bf16>(q), HeadRows<const bf16>(k),
-                                       HeadRows<const bf16>(v), HeadRows<bf16>(dq), HeadRows<bf16>(dk),
-                                       HeadRows<bf16>(dv), lse, delta};
-    if (shape.tanh_factor > 0.0f) {
-      start_backward<dim, true>(call, shape, operands);
+    const HeadRows<const bf16> grads(grad), queries(q), keys(k), values(v);
+    const HeadRows<bf16> of_queries(dq), of_keys(dk), of_values(dv);
+    if constexpr (dim > kMaxTiledHeadDim) {
+      start_backward_f32<dim, bf16>(
+          call, shape, {grads, queries, keys, values, of_queries, of_keys, of_values, lse, delta});
+    } else if (shape.tanh_factor > 0.0f) {
+      start_backward<dim, true>(
+          call, shape, {grads, queries, keys, values, of_queries, of_keys, of_values, lse, delta});
     } else {
-      start_backward<dim, false>(call, shape, operands);
+      start_backward<dim, false>(
+          call, shape, {grads, queries, keys, values, of_queries, of_keys, of_values, lse, delta});
     }
   });
   return launched(call);

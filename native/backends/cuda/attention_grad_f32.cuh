@@ -44,9 +44,10 @@ void start_delta(const sg_call *call, const AttentionShape &shape, const HeadRow
          delta, rows, shape.heads);
 }
 
+template <class T>
 struct BackwardOperandsF32 {
-  HeadRows<const float> grad, q, k, v;  // grad: do
-  HeadRows<float> dq, dk, dv;
+  HeadRows<const T> grad, q, k, v;  // grad: do
+  HeadRows<T> dq, dk, dv;
   const float *lse, *delta;
 };
 
@@ -65,9 +66,9 @@ struct PairF32 {
   }
 };
 
-template <int DIM>
+template <int DIM, class T>
 __global__ void __launch_bounds__(kF32Threads)
-    attention_query_grad_f32(const AttentionShape shape, const BackwardOperandsF32 operands) {
+    attention_query_grad_f32(const AttentionShape shape, const BackwardOperandsF32<T> operands) {
   constexpr int tile_floats = kF32Tile * kF32Pitch<DIM>;
   extern __shared__ __align__(1024) unsigned char shared[];
   float *const q_tile = reinterpret_cast<float *>(shared), *const grad_tile = q_tile + tile_floats;
@@ -102,9 +103,9 @@ __global__ void __launch_bounds__(kF32Threads)
   store_sums_f32<DIM>(operands.dq.head(head), row, dq, range.begin < range.end ? 1.0f : NAN);
 }
 
-template <int DIM>
+template <int DIM, class T>
 __global__ void __launch_bounds__(kF32Threads)
-    attention_key_grad_f32(const AttentionShape shape, const BackwardOperandsF32 operands) {
+    attention_key_grad_f32(const AttentionShape shape, const BackwardOperandsF32<T> operands) {
   constexpr int tile_floats = kF32Tile * kF32Pitch<DIM>;
   extern __shared__ __align__(1024) unsigned char shared[];
   float *const k_tile = reinterpret_cast<float *>(shared), *const v_tile = k_tile + tile_floats;
@@ -145,13 +146,16 @@ __global__ void __launch_bounds__(kF32Threads)
   store_sums_f32<DIM>(operands.dv.head(kv_head), row, dv, factor);
 }
 
+// Shared memory of the key gradient, the larger of the two kernels.
 template <int DIM>
-void start_backward_f32(const sg_call *call, const AttentionShape &shape, const BackwardOperandsF32 &operands) {
-  constexpr size_t ranges = kF32Tile * sizeof(TokenRange);
-  launch(attention_key_grad_f32<DIM>, ceil_div(shape.tokens, kF32Tile) * shape.kv_heads, kF32Threads,
-         4 * kF32TileBytes<DIM> + 2 * kF32WeightBytes + ranges, stream(call), shape, operands);
-  launch(attention_query_grad_f32<DIM>, ceil_div(shape.tokens, kF32Tile) * shape.heads, kF32Threads,
-         4 * kF32TileBytes<DIM> + kF32WeightBytes + ranges, stream(call), shape, operands);
+constexpr size_t kBackwardBytesF32 = 4 * kF32TileBytes<DIM> + 2 * kF32WeightBytes + kF32Tile * sizeof(TokenRange);
+
+template <int DIM, class T>
+void start_backward_f32(const sg_call *call, const AttentionShape &shape, const BackwardOperandsF32<T> &operands) {
+  launch(attention_key_grad_f32<DIM, T>, ceil_div(shape.tokens, kF32Tile) * shape.kv_heads, kF32Threads,
+         kBackwardBytesF32<DIM>, stream(call), shape, operands);
+  launch(attention_query_grad_f32<DIM, T>, ceil_div(shape.tokens, kF32Tile) * shape.heads, kF32Threads,
+         kBackwardBytesF32<DIM> - kF32WeightBytes, stream(call), shape, operands);
 }
 
 }  // namespace sg::cuda

@@ -64,7 +64,8 @@ def _widths(metadata: GGUFMetadata, fields: dict[str, Any]) -> dict[str, Any]:
     heads = _by_layer(metadata, "attention.head_count_kv", len(types))
     found = {kind: {int(n) for n, each in zip(heads, types) if each == kind} for kind in ("local", "global")}
     plain, shared = set(widths[:own]), set(widths[own:])
-    if len(plain) > 1 or shared not in (set(), plain, {2 * width for width in plain}) or any(len(f) > 1 for f in found.values()):
+    fit = len(plain) == 1 and shared in (set(), plain, {2 * width for width in plain})
+    if not fit or any(len(each) > 1 for each in found.values()):
         raise WeightError(f"{metadata.store.path}: {ARCH}.feed_forward_length may be twice as much in the layers that share keys, "
                           f"and {ARCH}.attention.head_count_kv another number in global layers; they are {widths} and {heads}")
     kv_heads = (found["local"] or found["global"]).pop()

@@ -1,4 +1,5 @@
-"""Gemma 4 beyond what the parity suite asks of its variants: spellings of its files, what is refused, whole-model runs, serving."""
+"""Gemma 4 beyond what the parity suite asks of its variants: spellings of its files, what is refused, whole-model runs, and
+serving."""
 
 from __future__ import annotations
 
