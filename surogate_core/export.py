@@ -31,7 +31,7 @@ def merge(base: str | Path, adapter: str | Path, output: str | Path, dtype: str 
     model's. WeightError when the adapter does not fit, or when it was not applied exactly once everywhere.
     """
     model = open_installed(base)
-    held = read_adapter(adapter, model.family.hf_names(model.hyperparameters))
+    held = read_adapter(adapter, model.family.hf_names(model.hyperparameters), model.family.hf_prefixes)
     merged = Merge(lambda name: model.names.load(model.store, name), dict(model.dsl().parameters()), held)
     tokenizer = model.tokenizer()
     adopt_saved_template(adapter, tokenizer)

@@ -27,7 +27,7 @@ class AppliedAdapter:
     @classmethod
     def open(cls, folder: str | Path, model: LoadedModel) -> AppliedAdapter:
         """Reads a PEFT adapter's folder. WeightError when it does not belong to this model."""
-        return cls.of(read_adapter(folder, model.family.hf_names(model.hyperparameters)), model)
+        return cls.of(read_adapter(folder, model.family.hf_names(model.hyperparameters), model.family.hf_prefixes), model)
 
     @classmethod
     def of(cls, adapter: Adapter, model: LoadedModel) -> AppliedAdapter:

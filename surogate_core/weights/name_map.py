@@ -44,6 +44,12 @@ class Store(Protocol):
     def missing(self, name: str) -> str: ...
 
 
+def with_prefix(name: str, prefixes: Mapping[str, str]) -> str:
+    """The name with what it begins with exchanged: the first key of ``prefixes`` that it begins with, for its value."""
+    found = next((each for each in prefixes if name.startswith(each)), None)
+    return name if found is None else prefixes[found] + name.removeprefix(found)
+
+
 @dataclass(frozen=True)
 class Rule:
     """Parameters ``params`` come from file tensors ``files`` through ``transform``; patterns, one or several of each.

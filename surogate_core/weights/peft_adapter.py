@@ -17,7 +17,7 @@ import numpy as np
 
 from ..errors import WeightError
 from .files import read_json, write_json
-from .name_map import NameMap
+from .name_map import NameMap, with_prefix
 from .safetensors_file import SafetensorsFile, write_file
 from .tensor import StoredTensor, from_f32
 from .transforms import Identity
@@ -81,8 +81,8 @@ class Adapter:
     config: dict[str, Any] = field(default_factory=dict)
 
 
-def read_adapter(folder: str | Path, hf_map: NameMap) -> Adapter:
-    """Reads a PEFT adapter; ``hf_map``: the family's map to Hugging Face names.
+def read_adapter(folder: str | Path, hf_map: NameMap, prefixes: Mapping[str, str] = {}) -> Adapter:
+    """Reads a PEFT adapter; ``hf_map``: the family's map to Hugging Face names; ``prefixes``: its `Family.hf_prefixes`.
 
     Raises WeightError naming the file and key for anything that would have to be applied in another way than
     ``scale * B @ A``, for half pairs, for shapes that do not fit, and for modules the family does not have.
@@ -113,7 +113,7 @@ def read_adapter(folder: str | Path, hf_map: NameMap) -> Adapter:
             )
         alpha = _setting(config, "alpha_pattern", module, config.get("lora_alpha", 8))
         scale = alpha / math.sqrt(rank) if config.get("use_rslora") else alpha / rank
-        pairs[_param_of(module, hf_map, weights_path)] = LoraPair(a, b, scale)
+        pairs[_param_of(module, hf_map, prefixes, weights_path)] = LoraPair(a, b, scale)
     return Adapter(
         pairs,
         config.get("base_model_name_or_path"),
@@ -196,8 +196,8 @@ def _read_halves(file: SafetensorsFile, path: Path) -> dict[str, dict[str, np.nd
     return halves
 
 
-def _param_of(module: str, hf_map: NameMap, path: Path) -> str:
-    params = hf_map.param_names(module + ".weight")
+def _param_of(module: str, hf_map: NameMap, prefixes: Mapping[str, str], path: Path) -> str:
+    params = hf_map.param_names(with_prefix(module + ".weight", prefixes))
     if len(params) != 1 or not isinstance(hf_map.transform_of(params[0]), Identity):
         reason = "is fused from several of this family's linears" if params else "is not one of this family's linears"
         raise WeightError(f"{path}: module {module!r} {reason}; is the adapter made for another model?")

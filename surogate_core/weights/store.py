@@ -10,6 +10,7 @@ from typing import Any
 from ..errors import WeightError
 from .files import read_json
 from .gguf_file import GGUFFile
+from .name_map import with_prefix
 from .safetensors_file import SafetensorsFile, open_folder
 from .tensor import StoredTensor
 
@@ -70,8 +71,7 @@ class WeightStore:
         for two tensors."""
         files: dict[str, Any] = {}
         for stored, file in self._files.items():
-            prefix = next((each for each in prefixes if stored.startswith(each)), None)
-            name = stored if prefix is None else prefixes[prefix] + stored.removeprefix(prefix)
+            name = with_prefix(stored, prefixes)
             if name in files:
                 raise WeightError(f"{self.path}: both {self.stored_name(name)!r} and {stored!r} are the tensor {name!r}")
             files[name] = file

@@ -246,6 +246,18 @@ def test_the_store_opens_a_folder(tmp_path):
         WeightStore.open(tmp_path)
 
 
+def test_the_store_may_give_tensors_other_names(tmp_path):
+    values = {"inner.a.w": 1.0, "inner.b": 2.0, "c": 3.0}
+    write_model(tmp_path, [from_f32(name, np.float32([value])) for name, value in values.items()])
+    (tmp_path / "config.json").write_text("{}")
+    store = WeightStore.open(tmp_path)
+    store.rename({"inner.a.": "a.", "inner.": ""})
+    assert sorted(store.names()) == ["a.w", "b", "c"] and "inner.b" not in store
+    assert [store.get(name).to_f32().item() for name in ("a.w", "b", "c")] == [1.0, 2.0, 3.0] and store.shape("b") == (1,)
+    with pytest.raises(WeightError, match="both 'inner.b' and 'c' are the tensor 'b'"):
+        store.rename({"c": "b"})
+
+
 @pytest.mark.parametrize(
     "file,message",
     [

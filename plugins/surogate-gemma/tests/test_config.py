@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from surogate_core.errors import WeightError
-from surogate_core.model import LoadedModel
-from surogate_core.testing.parity import Parity, document_ranges, packed_batch, random_reference, relative_error
+from surogate_core.model import AppliedAdapter, LoadedModel
+from surogate_core.testing.parity import Parity, document_ranges, packed_batch, relative_error
 from surogate_core.weights.export import write_gguf
 from surogate_core.weights.tensor import from_f32
 from surogate_gemma.gemma import FAMILIES
@@ -64,30 +64,55 @@ def test_scales_and_caps_that_no_released_file_has(tmp_path):
     assert relative_error(parity.logits(), plain.logits()) > 0.1
 
 
-@pytest.mark.parametrize("start", ["language_model.model.", "model.language_model."])
-def test_the_text_of_a_model_with_a_vision_tower(tmp_path, start):
+def seeing_model():
+    """A random Gemma 3 with a vision tower."""
     torch = pytest.importorskip("torch", reason=WHY)
-    from safetensors.numpy import load_file, save_file
-
-    text = {key: value for key, value in GEMMA_3.items() if key != "architectures"}
     transformers = pytest.importorskip("transformers", reason=WHY)
+    text = {key: value for key, value in GEMMA_3.items() if key != "architectures"}
     config = transformers.Gemma3Config(text_config=text, vision_config=VISION, mm_tokens_per_image=4)
     with torch.random.fork_rng():
         torch.manual_seed(1)
-        model = transformers.Gemma3ForConditionalGeneration(config).eval()
+        return transformers.Gemma3ForConditionalGeneration(config).eval()
+
+
+def its_logits(model, batch) -> np.ndarray:
+    import torch
+
+    with torch.no_grad():
+        documents = [torch.from_numpy(batch.tokens[part].astype(np.int64))[None] for part in document_ranges(batch)]
+        return np.concatenate([model(document).logits[0].numpy() for document in documents])
+
+
+@pytest.mark.parametrize("start", ["language_model.model.", "model.language_model."])
+def test_the_text_of_a_model_with_a_vision_tower(tmp_path, start):
+    from safetensors.numpy import load_file, save_file
+
+    model = seeing_model()
     model.save_pretrained(tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
     named = {name.replace("language_model.model.", start): each for name, each in tensors.items()}
     save_file(named, tmp_path / "model.safetensors")
     loaded = LoadedModel.open(tmp_path, FAMILIES)
     batch = packed_batch(loaded.hyperparameters.vocab_size)
-    parity = Parity(tmp_path, model, loaded, batch)
-    with torch.no_grad():
-        documents = [torch.from_numpy(batch.tokens[part].astype(np.int64))[None] for part in document_ranges(batch)]
-        expected = np.concatenate([model(document).logits[0].numpy() for document in documents])
-    assert relative_error(parity.logits(), expected) < 2e-5
+    assert relative_error(Parity(tmp_path, model, loaded, batch).logits(), its_logits(model, batch)) < 2e-5
     written = loaded.family.hf_config(loaded.hyperparameters)
     assert (written["architectures"], written["model_type"]) == (["Gemma3ForCausalLM"], "gemma3_text")
+
+
+def test_an_adapter_that_peft_made_for_a_model_with_a_vision_tower(tmp_path):
+    peft = pytest.importorskip("peft", reason=WHY)
+    model = seeing_model()
+    model.save_pretrained(tmp_path / "model")
+    targets = r".*language_model.*\.(q_proj|down_proj)"
+    chosen = peft.LoraConfig(r=4, lora_alpha=8, target_modules=targets, init_lora_weights=False)
+    model = peft.get_peft_model(model, chosen).eval()
+    model.save_pretrained(tmp_path / "adapter")
+    loaded = LoadedModel.open(tmp_path / "model", FAMILIES)
+    batch = packed_batch(loaded.hyperparameters.vocab_size)
+    parity = Parity(tmp_path, model, loaded, batch)
+    ours = parity.logits(adapter=AppliedAdapter.open(tmp_path / "adapter", loaded))
+    assert relative_error(ours, its_logits(model, batch)) < 2e-5
+    assert relative_error(ours, parity.logits()) > 1e-2
 
 
 @pytest.mark.parametrize(("family", "change", "says"), [

@@ -92,7 +92,8 @@ class Adapters:
         if self._bank is None:
             raise Refused("this model is served without adapters: start the server with slots for them", 400, "no_adapters")
         try:
-            adapter = read_adapter(path, self._model.family.hf_names(self._model.hyperparameters))
+            family = self._model.family
+            adapter = read_adapter(path, family.hf_names(self._model.hyperparameters), family.hf_prefixes)
             digest = _digest(Path(path))
         except (SurogateError, OSError) as error:
             raise Refused(f"the adapter cannot be loaded: {error}", 400, "invalid_adapter", "lora_path") from None
@@ -253,7 +254,7 @@ class Adapters:
 
 def adapter_rank(path: str | Path, model: LoadedModel) -> int:
     """The largest rank of a PEFT adapter. Raises WeightError."""
-    adapter = read_adapter(path, model.family.hf_names(model.hyperparameters))
+    adapter = read_adapter(path, model.family.hf_names(model.hyperparameters), model.family.hf_prefixes)
     return max(pair.rank for pair in adapter.pairs.values())
 
 
