@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,6 +27,19 @@ def adopt_template(template: ChatTemplate, tokenizer: Tokenizer) -> None:
         raise DataError(f"the chat template ends a turn with {end!r}, which is no token of {tokenizer.where}: answers "
                         "would never end", "Choose a template whose markers the tokenizer has, or `plain`.")
     tokenizer.use_chat_template(template.source, token)
+
+
+def adopt_own_template(tokenizer: Tokenizer) -> None:
+    """The special token that ends the turns of the tokenizer's own template ends answers, where its files do not say so:
+    GGUF files of models with turns of their own name only what ends a text. A template that cannot be read is let be: it
+    is refused where it is used."""
+    if tokenizer.chat_template is None:
+        return
+    with contextlib.suppress(DataError):
+        template = ChatTemplate(tokenizer.chat_template, tokenizer.bos_token, tokenizer.eos_token)
+        _, token = _turn_end(template, tokenizer)
+        if token in tokenizer.special_tokens:
+            tokenizer.use_chat_template(template.source, token)
 
 
 def adopt_choice(choice: str, tokenizer: Tokenizer, named: Mapping[str, str]) -> None:

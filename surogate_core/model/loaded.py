@@ -11,6 +11,7 @@ from ..dsl import Family, Hyperparameters, Model
 from ..errors import WeightError
 from ..weights.embedding import Embedding
 from ..weights.gguf_embedding import read_gguf_embedding
+from ..weights.gguf_file import GGUFFile
 from ..weights.name_map import NameMap
 from ..weights.sentence_transformers import read_modules
 from ..weights.store import WeightStore
@@ -88,13 +89,17 @@ class LoadedModel:
         """The checkpoint's own tokenizer. WeightError when there is none."""
         if self.store is None:
             raise WeightError("a model from random weights has no tokenizer of its own; name one with `tokenizer`")
-        return Tokenizer.from_gguf(self.store.gguf) if self.store.gguf is not None else open_tokenizer(self.store.path)
+        return open_tokenizer(self.store.path if self.store.gguf is None else self.store.gguf)
 
 
-def open_tokenizer(path: str | Path) -> Tokenizer:
-    """The tokenizer of a GGUF file or of a Hugging Face folder."""
-    path = Path(path)
-    return Tokenizer.from_hf_folder(path) if path.is_dir() else Tokenizer.from_gguf(path)
+def open_tokenizer(source: str | Path | GGUFFile) -> Tokenizer:
+    """The tokenizer of a GGUF file or of a Hugging Face folder. What ends the turns of its chat template ends answers."""
+    from ..data.adopted import adopt_own_template
+
+    is_folder = not isinstance(source, GGUFFile) and Path(source).is_dir()
+    tokenizer = Tokenizer.from_hf_folder(source) if is_folder else Tokenizer.from_gguf(source)
+    adopt_own_template(tokenizer)
+    return tokenizer
 
 
 def _embedding(store: WeightStore, family: Family, h: Hyperparameters) -> Embedding | None:

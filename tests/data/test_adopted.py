@@ -8,6 +8,7 @@ import pytest
 
 from surogate_core.data import ChatTemplate, adopt_choice, adopt_saved_template, adopt_template
 from surogate_core.errors import DataError
+from surogate_core.model.loaded import open_tokenizer
 from surogate_core.testing.tiny import write_byte_tokenizer
 from surogate_core.weights.tokenizer import Tokenizer, saved_chat_template
 
@@ -70,3 +71,16 @@ def test_a_template_whose_turns_end_in_no_token_is_refused(folder, tmp_path):
     (tmp_path / "foreign" / "tokenizer_config.json").write_text(json.dumps({"chat_template": chatml}))
     adopt_saved_template(tmp_path / "foreign", tokenizer)  # what others trained is used as it is
     assert tokenizer.chat_template == chatml
+
+
+@pytest.mark.parametrize(("template", "ends"), [
+    (TALK, ["<end>", "<b>"]),
+    (TALK.replace("<b>", "\n<b>"), ["<end>"]),  # the line break before is what a model writes first
+    (TALK.replace("<b>", ""), ["<end>"]),
+    ("{% for", ["<end>"]),  # refused where it is used
+])  # fmt: skip
+def test_what_ends_the_turns_of_a_models_own_template_ends_answers(tmp_path, template, ends):
+    write_byte_tokenizer(tmp_path, ["<a>", "<b>", "<end>"], eos_token="<end>", chat_template=template)
+    tokenizer = open_tokenizer(tmp_path)
+    assert tokenizer.stop_token_ids == tuple(map(tokenizer.token_id, ends))
+    assert tokenizer.chat_template == template
