@@ -19,7 +19,8 @@ Row = tuple[
     str | int | None, str | None, float | None,
 ]
 """id, choice, tokens, text, pieces (token, text), logprobs, prompt_logprobs, cached_tokens, finish, stop, error, queued
-(seconds until the request began; None before that). A log-probability is (token, logprob or None, ((token, logprob), ...))."""
+(seconds until the request began; None before that). A log-probability is (token, logprob or None,
+((token, logprob), ...))."""
 
 
 class Refusal(EngineError):
@@ -120,7 +121,8 @@ class Loop:
         return id
 
     def cancel(self, id: int, choice: int | None = None) -> None:
-        """Ends a request, or one of its choices, wherever it is, within a step; the last rows have finish "cancelled"."""
+        """Ends a request, or one of its choices, wherever it is, within a step; its last rows have finish
+        "cancelled"."""
         self._loop.cancel(id, -1 if choice is None else choice)
 
     def poll(self, timeout: float) -> list[Row]:

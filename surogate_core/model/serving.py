@@ -95,10 +95,10 @@ def _finish(emitter: Emitter, shape: ServingShape) -> None:
 
 def _tell_attention(emitter: Emitter) -> None:
     """That every token is of another sequence."""
-    emitter.program.instructions[:] = [
-        replace(each, attrs=tuple(sorted({**dict(each.attrs), "lone": 1}.items()))) if each.op == "paged_attention" else each
-        for each in emitter.program.instructions
-    ]
+    instructions = emitter.program.instructions
+    for place, each in enumerate(instructions):
+        if each.op == "paged_attention":
+            instructions[place] = replace(each, attrs=tuple(sorted({**dict(each.attrs), "lone": 1}.items())))
 
 
 def _sampling(emitter: Emitter, shape: ServingShape) -> None:

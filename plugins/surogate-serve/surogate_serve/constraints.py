@@ -16,8 +16,8 @@ MAX_CHOICES = 4096
 MAX_TOOLS = 256
 MAX_DEPTH = 64
 
-# Between two parts of JSON: enough for an indented object, not for a model that writes nothing else any more. Small ones
-# fall into rows of newlines, or of blanks.
+# Between two parts of JSON: enough for an indented object, not for a model that writes nothing else any more: small
+# ones fall into rows of newlines, or of blanks.
 _SPACES = r"[\x20\x09]{1,4}|(\x0D?\x0A){1,2}[\x20\x09]{0,40}"
 # Formats that are checked; any other is an annotation and means nothing, as JSON Schema says.
 _FORMATS = frozenset(

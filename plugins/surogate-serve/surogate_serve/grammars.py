@@ -96,8 +96,8 @@ class Grammars:
             raise _too_slow(param) from None
 
     def prepare(self) -> None:
-        """Reads the vocabulary, once; else the first request waits for it. Takes seconds for large ones, in which the library
-        keeps Python's lock."""
+        """Reads the vocabulary, once; else the first request waits for it. Takes seconds for large ones, in which the
+        library keeps Python's lock."""
         self._vocabulary()
 
     def open(self, grammar: Grammar, choices: int = 1) -> list[int]:

@@ -76,9 +76,9 @@ class LLM:
     ) -> list[Answer]:
         """Goes on after each of ``prompts`` (texts, or their token ids; one by itself is a batch of one), all side by side.
 
-        adapter: by name; None: a run's own where ``path`` was a run's folder, else none. The base's own name (`served.name`)
-        asks that without an adapter. fields: others of `Generation`, such as n, stop, logprobs. Raises `Refused` for a prompt
-        that is not taken.
+        adapter: by name; None: a run's own where ``path`` was a run's folder, else none. The base's own name
+        (`served.name`) asks that without an adapter. fields: others of `Generation`, such as n, stop, logprobs. Raises
+        `Refused` for a prompt that is not taken.
         """
         given = [prompts] if _is_one(prompts) else list(prompts)
         tokenizer = self.served.tokenizer

@@ -237,7 +237,8 @@ class ServedModel:
 
     def _submit(self, generation: Generation, held: HeldAdapter | None, box: Mailbox) -> Running:
         """Takes over ``held``, also where it raises `Refused`."""
-        running = Running(-1, set(range(generation.n)), held, cancel=self._loop.cancel, is_mute=generation.max_tokens == 0)
+        choices, is_mute = set(range(generation.n)), generation.max_tokens == 0
+        running = Running(-1, choices, held, cancel=self._loop.cancel, is_mute=is_mute)
         try:
             self._check_alive()
             if generation.grammar is not None:
@@ -310,8 +311,8 @@ class ModelPath:
 
     @classmethod
     def of(cls, path: str | Path, name: str | None = None) -> ModelPath:
-        """Of a folder, a file, or a run's folder, which has a model, or an adapter and then is that, beside its base under the
-        base's own name. name: None for the path's last part."""
+        """Of a folder, a file, or a run's folder, which has a model, or an adapter and then is that, beside its base under
+        the base's own name. name: None for the path's last part."""
         path = Path(path).expanduser()
         name = name or _last_part(path)
         if (path / MODEL_FOLDER / "config.json").exists():

@@ -187,7 +187,9 @@ def test_schemas_that_are_none_are_the_requests_error_or_mean_nothing(tokenizer,
 
 
 @pytest.mark.parametrize("space, most", [("\n", 2), (" ", 4), ("\t", 4), ("\r\n", 2), ("\n" + " " * 40, 1)])
-@pytest.mark.parametrize("parts", [("", "{"), ("{", '"a"'), ('{"a"', ":"), ('{"a":', "[1]"), ('{"a":[', "1]"), ('{"a":[1', "]}")])
+@pytest.mark.parametrize(
+    "parts", [("", "{"), ("{", '"a"'), ('{"a"', ":"), ('{"a":', "[1]"), ('{"a":[', "1]"), ('{"a":[1', "]}")]
+)
 def test_spaces_in_json_come_to_an_end(grammars, tokenizer, parts, space, most):
     before, after = parts
     for constraint in (JsonObject(), JsonSchema({"type": "object", "properties": {"a": {"type": "array"}}})):

@@ -11,7 +11,16 @@ from surogate_core.errors import ConfigError
 from surogate_serve.cli.bench_serve import bench_serve
 from surogate_serve.cli.chat import chat
 from surogate_serve.cli.parity import parity
-from surogate_serve.cli.serve import LOOPBACK, _bytes_of, _keys_of, adapters_of, backend_of, hosts_of, named_models, serve
+from surogate_serve.cli.serve import (
+    LOOPBACK,
+    _bytes_of,
+    _keys_of,
+    adapters_of,
+    backend_of,
+    hosts_of,
+    named_models,
+    serve,
+)
 
 
 def test_models_and_their_names(tmp_path):
@@ -57,7 +66,8 @@ def test_every_verb_takes_the_gpu_where_there_is_one(monkeypatch):
     manager = SimpleNamespace(backends={"cpu": Backend(), "broken": Backend("no driver"), "gpu": Backend()})
     monkeypatch.setattr("surogate_core.plugins.manager.get_manager", lambda: manager)
     monkeypatch.setattr("surogate_core.train.machine.device_info", lambda name, device: None)
-    assert backend_of("auto", 0) == "gpu" and backend_of("auto", 0, batch_invariant=True) == "cpu" == backend_of("cpu", 0)
+    assert backend_of("auto", 0) == "gpu" and backend_of("cpu", 0) == "cpu"
+    assert backend_of("auto", 0, batch_invariant=True) == "cpu"
     with pytest.raises(ConfigError, match="no driver"):
         backend_of("broken", 0)
     with pytest.raises(ConfigError, match="one device"):

@@ -171,7 +171,7 @@ def burst_figures(load: Load, size: int, ones: Sequence[float], wholes: Sequence
         figures["decode_tokens_per_second"] = round(size * (load.output_tokens - 1) / (whole - one), 1)
     else:
         figures["decode_not_told"] = (
-            f"a burst of one token took {longest * 1e3:.1f} ms, one of {load.output_tokens} took {shortest * 1e3:.1f} ms: ask for "
-            "more tokens, or on a quieter machine"
+            f"a burst of one token took {longest * 1e3:.1f} ms, one of {load.output_tokens} took {shortest * 1e3:.1f} ms: "
+            "ask for more tokens, or on a quieter machine"
         )
     return figures

@@ -39,7 +39,9 @@ def bench_serve(
     api_key: Annotated[str | None, typer.Option(help="Of the server.")] = None,
     path: Annotated[str, typer.Option(help="The server's route.")] = "/v1/completions",
     seed: Annotated[int, typer.Option(help="Of prompts and moments.")] = 0,
-    backend: Annotated[str, typer.Option(help="TARGET is no URL: what computes: cpu, cuda. auto: the GPU where there is one.")] = "auto",
+    backend: Annotated[
+        str, typer.Option(help="TARGET is no URL: what computes: cpu, cuda. auto: the GPU where there is one.")
+    ] = "auto",
     recipe: Annotated[str, typer.Option(help="TARGET is no URL: the precision recipe.")] = "bf16",
     threads: Annotated[int | None, typer.Option(min=1, help="TARGET is no URL: threads of the CPU.")] = None,
     context: Annotated[int | None, typer.Option(min=16, help="TARGET is no URL: tokens of prompt and answer.")] = None,
@@ -54,8 +56,8 @@ def bench_serve(
     clients = _counts(concurrency)
     is_url = target.startswith(("http://", "https://"))
     options: dict[str, Any] = {
-        "backend": backend if is_url else backend_of(backend, 0), "recipe": recipe, "threads": threads, "context": context, "max_sequences": max_sequences,
-        "token_budget": token_budget,
+        "backend": backend if is_url else backend_of(backend, 0), "recipe": recipe, "threads": threads, "context": context,
+        "max_sequences": max_sequences, "token_budget": token_budget,
     }
     if context is None:
         options["context"] = prompt_tokens + output_tokens + 16

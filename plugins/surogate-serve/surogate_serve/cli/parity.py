@@ -45,8 +45,8 @@ def parity(
     if adapter is None and place.adapters:
         (adapter,) = place.adapters.values()
     options = EngineOptions(
-        recipe=recipe, backend=backend_of(backend, device, batch_invariant), device=device, threads=threads, max_sequences=8, kv_memory=KV_MEMORY,
-        batch_invariant=batch_invariant,
+        recipe=recipe, backend=backend_of(backend, device, batch_invariant), device=device, threads=threads,
+        max_sequences=8, kv_memory=KV_MEMORY, batch_invariant=batch_invariant,
     )
     rows = compare(place.base, adapter, False if no_gguf else gguf or True, options, tokens)
     if as_json:

@@ -160,8 +160,8 @@ class Adapters:
             self._slots[held.slot], held.slot = None, None
 
     def _place(self, held: HeldAdapter) -> bool:
-        """Gives it a slot if it has none: a free one, or that of the one unused for longest. False where there is none yet, or
-        another thread is filling one for it."""
+        """Gives it a slot if it has none: a free one, or that of the one unused for longest. False where there is none
+        yet, or another thread is filling one for it."""
         with self._lock:
             if held.slot is not None:
                 return True

@@ -71,7 +71,7 @@ class Guard:
         self._idle.clear()
 
     def goes_on(self, exchange: Exchange, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Runs what a request leaves to be done after its answer; a drain waits for that too, or cancels it in the end."""
+        """Runs what a request leaves to be done after its answer; a drain waits for that too, or cancels it at last."""
         own = Exchange(exchange.method, exchange.path, exchange.client, exchange.request_id, exchange.key)
         task = asyncio.create_task(work)
         self.enter(own, task)

@@ -116,7 +116,8 @@ class Chosen(NamedTuple):
 
 
 def resolve(models: Mapping[str, Any], name: str | None) -> Chosen:
-    """A model by its name, or an adapter by its own or as "model:adapter"; None: the one that is served. Raises `Refused`."""
+    """A model by its name, or an adapter by its own or as "model:adapter"; None: the one that is served. Raises
+    `Refused`."""
     if name is None:
         main = [each for model in models.values() for each in model.main]
         if len(main) != 1:

@@ -152,8 +152,8 @@ class ResponsesRoute:
         return items, conversation, size
 
     def _in_background(self, guard: Guard, exchange: Exchange, reply: ResponseReply, keep: Any) -> Response:
-        """Answers at once; the response is found in the store. A server that drains goes on until the response was read, as
-        it keeps none beyond its own end."""
+        """Answers at once; the response is found in the store. A server that drains goes on until the response was read,
+        as it keeps none beyond its own end."""
         response = reply.response
         response["status"] = "queued"
         keep(response)

@@ -184,9 +184,9 @@ async def serve(app: ServeApp, listener: socket.socket, ready: Callable[[str], N
 
 
 async def prepare_grammars(app: ServeApp) -> None:
-    """Has the models read their vocabularies for grammars. For large ones that takes seconds, in which the library lets no
-    other Python run: so neither at the start nor under the first request with a grammar, but when a first answer was given
-    and nothing has been asked for a while."""
+    """Has the models read their vocabularies for grammars. For large ones that takes seconds, in which the library lets
+    no other Python run: so neither at the start nor under the first request with a grammar, but when a first answer was
+    given and nothing has been asked for a while."""
     for model in app.models.values():
         if not model.writes_text:
             continue

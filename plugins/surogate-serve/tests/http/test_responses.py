@@ -45,8 +45,8 @@ def whole(server, **body):
 
 
 def frames(server, begun=lambda: None, **body):
-    """The data of every frame of a stream, each of them valid by the client's types, in sequence. begun: called after the
-    first of them came."""
+    """The data of every frame of a stream, each of them valid by the client's types, in sequence. begun: called after
+    the first of them came."""
     given = {"model": "fake", "input": "Hi", "stream": True} | body
     with httpx.stream("POST", server.url + "/v1/responses", json=given) as reply:
         assert reply.status_code == 200, reply.read()
