@@ -66,7 +66,7 @@ def _widths(metadata: GGUFMetadata, fields: dict[str, Any]) -> dict[str, Any]:
     plain, shared = set(widths[:own]), set(widths[own:])
     fit = len(plain) == 1 and shared in (set(), plain, {2 * width for width in plain})
     if not fit or any(len(each) > 1 for each in found.values()):
-        raise WeightError(f"{metadata.store.path}: {ARCH}.feed_forward_length may be twice as much in the layers that share keys, "
+        raise WeightError(f"{metadata.store.path}: {ARCH}.feed_forward_length may be twice as much in layers that share keys, "
                           f"and {ARCH}.attention.head_count_kv another number in global layers; they are {widths} and {heads}")
     kv_heads = (found["local"] or found["global"]).pop()
     return {
