@@ -18,10 +18,11 @@ BYTE_TOKENS = [f"<0x{value:02X}>" for value in range(256)]
 def build_from_gguf(metadata: dict[str, Any], where: str) -> Tokenizer:
     """``metadata``: a GGUF's; ``where``: its path, for errors. Raises WeightError for kinds that are not supported."""
     kind = metadata.get(PREFIX + "model")
-    if kind not in ("gpt2", "llama"):
+    build = {"gpt2": _byte_level, "llama": _sentencepiece, "gemma4": _sentencepiece_of_merges}.get(kind)
+    if build is None:
         raise WeightError(
-            f"{where}: tokenizer.ggml.model is {kind!r}; tokenizers of the kinds 'gpt2' (byte-level BPE) and 'llama' "
-            "(SentencePiece BPE) can be built from a GGUF. Use the model's Hugging Face folder instead"
+            f"{where}: tokenizer.ggml.model is {kind!r}; tokenizers of the kinds 'gpt2' (byte-level BPE), 'llama' and 'gemma4' "
+            "(SentencePiece BPE, by scores and by merges) can be built from a GGUF. Use the model's Hugging Face folder instead"
         )
     tokens = _list(metadata, "tokens", where)
     vocab = {token: number for number, token in enumerate(tokens)}
@@ -30,7 +31,6 @@ def build_from_gguf(metadata: dict[str, Any], where: str) -> Tokenizer:
         raise WeightError(f"{where}: tokenizer.ggml.tokens holds {twice!r} twice; convert the model again")
     types = _list(metadata, "token_type", where, len(tokens)) if PREFIX + "token_type" in metadata else []
     types = types or [NORMAL] * len(tokens)
-    build = _byte_level if kind == "gpt2" else _sentencepiece
     tokenizer = build(metadata, vocab, tokens, types, where)
     ends = [token_id(metadata, name, where) for name in ("bos", "eos", "eot", "eom")]
     _add_tokens(tokenizer, [number for number in ends if number is not None], tokens, types)
@@ -59,13 +59,7 @@ def _byte_level(
     metadata: dict[str, Any], vocab: dict[str, int], tokens: list[str], types: list[int], where: str
 ) -> Tokenizer:
     pre = pre_tokenizer(metadata.get(PREFIX + "pre", "default"), where)
-    merges = []
-    for line in _list(metadata, "merges", where):
-        left, gap, right = line.partition(" ")
-        if not gap or not {left, right, left + right} <= vocab.keys():
-            raise WeightError(f"{where}: merge {line!r} does not join two tokens into a third; convert the model again")
-        merges.append((left, right))
-    tokenizer = Tokenizer(models.BPE(vocab, merges, ignore_merges=pre.ignore_merges))
+    tokenizer = Tokenizer(models.BPE(vocab, _merges(metadata, vocab, where), ignore_merges=pre.ignore_merges))
     normalizer = pre.normalizer()
     if normalizer is not None:
         tokenizer.normalizer = normalizer
@@ -74,21 +68,46 @@ def _byte_level(
     return tokenizer
 
 
+def _merges(metadata: dict[str, Any], vocab: dict[str, int], where: str) -> list[tuple[str, str]]:
+    merges = []
+    for line in _list(metadata, "merges", where):
+        left, gap, right = line.partition(" ")
+        if not gap or not {left, right, left + right} <= vocab.keys():
+            raise WeightError(f"{where}: merge {line!r} does not join two tokens into a third; convert the model again")
+        merges.append((left, right))
+    return merges
+
+
 def _sentencepiece(
     metadata: dict[str, Any], vocab: dict[str, int], tokens: list[str], types: list[int], where: str
 ) -> Tokenizer:
     scores = _list(metadata, "scores", where, len(tokens))
+    merges = merges_by_score(vocab, scores, types)
+    return _of_characters(metadata, vocab, tokens, merges, metadata.get(PREFIX + "add_space_prefix", True), where)
+
+
+def _sentencepiece_of_merges(
+    metadata: dict[str, Any], vocab: dict[str, int], tokens: list[str], types: list[int], where: str
+) -> Tokenizer:
+    """The same alphabet, with an order of merges that is written down, and never a space before a text."""
+    return _of_characters(metadata, vocab, tokens, _merges(metadata, vocab, where), False, where)
+
+
+def _of_characters(
+    metadata: dict[str, Any], vocab: dict[str, int], tokens: list[str], merges: list[tuple[str, str]], prefixed: bool,
+    where: str,
+) -> Tokenizer:
+    """BPE over the characters of a text whose spaces are `SPACE`; others than those of tokens become their bytes.
+    ``prefixed``: a space is put before the text."""
     unknown = token_id(metadata, "unknown", where)
-    has_bytes = all(token in vocab for token in BYTE_TOKENS)
     model = models.BPE(
         vocab,
-        merges_by_score(vocab, scores, types),
+        merges,
         unk_token=tokens[unknown] if unknown is not None else None,
         fuse_unk=True,
-        byte_fallback=has_bytes,
+        byte_fallback=all(token in vocab for token in BYTE_TOKENS),
     )
     tokenizer = Tokenizer(model)
-    prefixed = metadata.get(PREFIX + "add_space_prefix", True)
     spaces = normalizers.Replace(" ", SPACE)
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE), spaces]) if prefixed else spaces
     steps = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]

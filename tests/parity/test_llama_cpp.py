@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,8 @@ from surogate_core.export import export
 from surogate_core.model import LoadedModel
 from surogate_core.testing.parity import Parity, document_ranges, installed_family, random_reference, relative_error
 from surogate_core.testing.tiny import write_byte_tokenizer
+from surogate_core.weights.export import write_gguf
+from surogate_core.weights.tensor import from_f32
 from surogate_core.weights.tokenizer import Tokenizer
 
 from .variants import gguf_cases
@@ -70,6 +73,39 @@ def test_logits_and_text_equal_llama_cpps(gguf_of, replies, case):
     text = parity.greedy(parity.batch.tokens[14:38].tolist(), GREEDY)
     tolerance = 2 * float(np.abs(ours - reply["logits"]).max())
     agree_until_a_tie(text, reply["greedy"][0], reply["gaps"][0], max(tolerance, 1e-3))
+
+
+def characters_and_merges() -> dict[str, Any]:
+    """Metadata of a tokenizer of characters, bytes for the others, and merges in order: the kind that Gemma 4's files have."""
+    merges = [("t", "h"), ("th", "e"), ("▁", "the"), ("i", "n"), ("in", "g"), ("▁", "t"), ("e", "r"), ("o", "the"), ("othe", "r"),
+              ("▁", "▁"), ("▁▁", "▁")]
+    tokens = ["<pad>", "<eos>", "<bos>", "<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), *"▁abcdefghinorst'1234"]
+    tokens += dict.fromkeys(left + right for left, right in merges)
+    types = [3, 3, 3, 2] + [6] * 256 + [1] * (len(tokens) - 260)
+    start = "tokenizer.ggml."
+    return {
+        start + "model": "gemma4", start + "tokens": tokens, start + "token_type": np.array(types, np.int32),
+        start + "scores": np.zeros(len(tokens), np.float32), start + "merges": [" ".join(merge) for merge in merges],
+        start + "bos_token_id": 2, start + "eos_token_id": 1, start + "unknown_token_id": 3, start + "padding_token_id": 0,
+        start + "add_space_prefix": False, start + "add_bos_token": True,
+    }
+
+
+def test_a_tokenizer_of_characters_and_merges_cuts_as_llama_cpps(llama_cpp, tmp_path):
+    metadata = characters_and_merges()
+    family = installed_family("gemma4_text")
+    changes = {"vocab_size": len(metadata["tokenizer.ggml.tokens"])}
+    h = family.from_hf({**family.tiny_configs()["keys_are_values"], **changes})
+    zeros = {name: from_f32(name, np.zeros(parameter.shape, np.float32)) for name, parameter in family.model(h).parameters()}
+    extra = {name: from_f32(name, array) for name, array in family.gguf_extra_tensors(h).items()}
+    path, texts = tmp_path / "model.gguf", [*TEXTS, "   the   tin", "other\n\n\nings the", "the<eos>there"]
+    write_gguf(path, {**family.gguf_names(h).export(zeros), **extra}, {**family.gguf_metadata(h), **metadata}, dtype="f32")
+    asked = [[text, special] for text in texts for special in (False, True)]
+    [reply] = llama_cpp.ask([{"model": path, "tokenize": asked}], tmp_path)
+    tokenizer = Tokenizer.from_gguf(path)
+    assert reply["tokenize"] == [tokenizer.encode(text, parse_special=special) for text, special in asked]
+    assert reply["add_bos"] and tokenizer.encode("the", add_special_tokens=True)[0] == 2
+    assert [tokenizer.decode(tokenizer.encode(text)) for text in texts[:3]] == texts[:3]
 
 
 def test_exported_tokenizer_cuts_as_before(llama_cpp, tmp_path):
