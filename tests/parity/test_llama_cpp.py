@@ -77,8 +77,8 @@ def test_logits_and_text_equal_llama_cpps(gguf_of, replies, case):
 
 def characters_and_merges() -> dict[str, Any]:
     """Metadata of a tokenizer of characters, bytes for the others, and merges in order: the kind that Gemma 4's files have."""
-    merges = [("t", "h"), ("th", "e"), ("▁", "the"), ("i", "n"), ("in", "g"), ("▁", "t"), ("e", "r"), ("o", "the"), ("othe", "r"),
-              ("▁", "▁"), ("▁▁", "▁")]
+    merges = [("t", "h"), ("th", "e"), ("▁", "the"), ("i", "n"), ("in", "g"), ("▁", "t"), ("e", "r"), ("o", "the"),
+              ("othe", "r"), ("▁", "▁"), ("▁▁", "▁")]
     tokens = ["<pad>", "<eos>", "<bos>", "<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), *"▁abcdefghinorst'1234"]
     tokens += dict.fromkeys(left + right for left, right in merges)
     types = [3, 3, 3, 2] + [6] * 256 + [1] * (len(tokens) - 260)
