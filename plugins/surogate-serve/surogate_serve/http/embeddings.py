@@ -51,7 +51,10 @@ class EmbeddingsRoute:
         fields = await read(request, EmbeddingRequest, self._settings)
         chosen = resolve(self._models, fields.model)
         if chosen.adapter is not None:
-            raise Refused("embeddings are made by models, not by adapters", 501, "unsupported", "model")
+            base = chosen.model.name
+            raise Refused(
+                f"embeddings are made by models, not by adapters: name {base!r}", 501, "unsupported", "model"
+            )
         about = chosen.model.vectors
         size = _size(fields.dimensions, about)
         given = _prompted(fields.input, about.embedding, fields.prompt_name)

@@ -204,6 +204,8 @@ def test_what_a_run_made_is_what_answers(serve):
     for named, adapter in (({}, "run"), ({"model": "run"}, "run"), ({"model": "base"}, None)):
         assert httpx.post(server.url + "/v1/chat/completions", json=named | asked).status_code == 200
         assert server.model.seen[-1].adapter == adapter
+    refused = httpx.post(server.url + "/v1/embeddings", json={"input": "Hi"})
+    assert refused.status_code == 501 and "name 'base'" in refused.json()["error"]["message"]
     body, boss = {"name": "more", "path": "/somewhere"}, {"x-api-key": "boss"}
     assert httpx.post(server.url + "/admin/adapters", json=body, headers=boss).json()["model"] == "base"
     assert [each.id for each in client(server).models.list().data] == ["run", "base", "more"]
