@@ -93,7 +93,7 @@ def characters_and_merges() -> dict[str, Any]:
 
 def test_a_tokenizer_of_characters_and_merges_cuts_as_llama_cpps(llama_cpp, tmp_path):
     metadata = characters_and_merges()
-    family = installed_family("gemma4_text")
+    family = installed_family("gemma4_unified_text")
     changes = {"vocab_size": len(metadata["tokenizer.ggml.tokens"])}
     h = family.from_hf({**family.tiny_configs()["keys_are_values"], **changes})
     zeros = {name: from_f32(name, np.zeros(parameter.shape, np.float32)) for name, parameter in family.model(h).parameters()}

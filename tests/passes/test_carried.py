@@ -4,8 +4,8 @@ attend to keys and values of earlier ones, and whose layers all read the tokens'
 from __future__ import annotations
 
 import pytest
-from surogate_gemma.gemma4 import Gemma4Family
-from surogate_gemma.gemma4_tiny import VARIANTS
+from surogate_gemma.gemma4 import FAMILIES
+from surogate_gemma.gemma4_tiny import SHARED
 
 from surogate_core.dsl import Embedding, LMHead, Model, Module, RMSNorm, RopeSpec, Stack, Tensor, trace
 from surogate_core.dsl.attention import Attention
@@ -27,9 +27,9 @@ TYPES = ["sliding_attention", "full_attention"] * 4
 
 @pytest.fixture(scope="module")
 def loaded() -> LoadedModel:
-    config = {**VARIANTS["shared_keys"], "vocab_size": 96, "vocab_size_per_layer_input": 96, "num_hidden_layers": 8,
+    config = {**SHARED, "vocab_size": 96, "vocab_size_per_layer_input": 96, "num_hidden_layers": 8,
               "num_kv_shared_layers": 4, "layer_types": TYPES, "hidden_size_per_layer_input": 32}
-    return LoadedModel.from_architecture(config, [Gemma4Family()])
+    return LoadedModel.from_architecture(config, FAMILIES)
 
 
 def planned(loaded, adapter=None, join=False, recipe="fp32", share: float | None = None) -> Graph:

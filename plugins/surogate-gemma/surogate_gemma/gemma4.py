@@ -19,16 +19,18 @@ _OWN = ("attn.k.", "attn.v.", "attn.k_norm.")
 
 
 class Gemma4Family(Family):
-    name = "gemma4_text"
-    architectures = ("Gemma4ForCausalLM", "Gemma4ForConditionalGeneration")
-    gguf_architectures = ("gemma4",)
-    # A model that sees and hears is read as its text: other tensors are let be, and what is written is a text model.
-    hf_prefixes = {prefix: "model." for prefix in TEXT_PREFIXES}
+    """``name`` is also the model_type of the config.json that it reads. GGUF files are of one architecture, whichever it was."""
+
+    def __init__(self, name: str, architecture: str, gguf_architectures: tuple[str, ...]) -> None:
+        self.name, self.gguf_architectures = name, gguf_architectures
+        self.architectures = (f"{architecture}ForCausalLM", f"{architecture}ForConditionalGeneration")
+        # A model that sees and hears is read as its text: other tensors are let be, and what is written is a text model.
+        self.hf_prefixes = {prefix: "model." for prefix in TEXT_PREFIXES}
 
     def from_hf(self, config: Mapping[str, Any]) -> Gemma4Hyperparameters:
         from .gemma4_hf import read_hf_config
 
-        return Gemma4Hyperparameters(**read_hf_config(config))
+        return Gemma4Hyperparameters(**read_hf_config(config, self.name))
 
     def from_gguf(self, store) -> Gemma4Hyperparameters:
         from .gemma4_gguf import read_gguf_metadata
@@ -61,7 +63,7 @@ class Gemma4Family(Family):
     def hf_config(self, hyperparameters: Gemma4Hyperparameters) -> dict[str, Any]:
         from .gemma4_hf import write_hf_config
 
-        return write_hf_config(hyperparameters)
+        return write_hf_config(hyperparameters, self.name, self.architectures[0])
 
     def gguf_metadata(self, hyperparameters: Gemma4Hyperparameters) -> dict[str, Any]:
         from .gemma4_gguf import write_gguf_metadata
@@ -76,7 +78,7 @@ class Gemma4Family(Family):
     def tiny_configs(self) -> dict[str, dict[str, Any]]:
         from .gemma4_tiny import VARIANTS
 
-        return VARIANTS
+        return VARIANTS[self.name]
 
 
 def _whole_tables(h: Gemma4Hyperparameters, embed: str, mix: str) -> list[Rule]:
@@ -101,4 +103,4 @@ def _of_own_layers(h: Gemma4Hyperparameters, names: NameMap) -> NameMap:
     return NameMap(rules, names.tied)
 
 
-FAMILIES = (Gemma4Family(),)
+FAMILIES = (Gemma4Family("gemma4_text", "Gemma4", ("gemma4",)), Gemma4Family("gemma4_unified_text", "Gemma4Unified", ()))

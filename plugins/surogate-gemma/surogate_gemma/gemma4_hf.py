@@ -11,26 +11,33 @@ from surogate_core.families import HFConfig, read_hf_decoder, write_hf_decoder
 from .gemma4_model import Gemma4Hyperparameters
 from .hf_config import ACTIVATION, text_of
 
-_MODEL_TYPE = "gemma4_text"
 _TYPES = {"local": "sliding_attention", "global": "full_attention"}
 _KINDS = {layer_type: kind for kind, layer_type in _TYPES.items()}
 _ROPE = {"sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
          "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1000000.0}}
 # What transformers takes for a key that a config.json leaves out.
-_DEFAULTS: dict[str, Any] = {
+_COMMON: dict[str, Any] = {
     "vocab_size": 262144, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 30, "num_attention_heads": 8,
-    "num_key_value_heads": 4, "head_dim": 256, "max_position_embeddings": 131072, "sliding_window": 512,
-    "vocab_size_per_layer_input": 262144, "hidden_size_per_layer_input": 256, "global_head_dim": 512, "rope_parameters": _ROPE,
+    "num_key_value_heads": 4, "head_dim": 256, "global_head_dim": 512, "rope_parameters": _ROPE,
 }  # fmt: skip
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "gemma4_text": {**_COMMON, "max_position_embeddings": 131072, "sliding_window": 512, "vocab_size_per_layer_input": 262144,
+                    "hidden_size_per_layer_input": 256},
+    "gemma4_unified_text": {**_COMMON, "max_position_embeddings": 262144, "sliding_window": 1024},
+}
+_OF_LAYERS = ("hidden_size_per_layer_input", "vocab_size_per_layer_input", "enable_moe_block")
+"""Keys that a unified model doesn't have."""
 
 
-def read_hf_config(config: Mapping[str, Any]) -> dict[str, Any]:
+def read_hf_config(config: Mapping[str, Any], model_type: str) -> dict[str, Any]:
     """Fields of Gemma4Hyperparameters. A model that sees and hears has those of its text in "text_config"."""
-    text = HFConfig(text_of(config), _MODEL_TYPE, _DEFAULTS)
+    text = HFConfig(text_of(config), model_type, _DEFAULTS[model_type])
     text.only("hidden_activation", None, ACTIVATION)
     text.only("attention_bias", None, False)
     text.only("use_bidirectional_attention", None, "vision")  # which is of tokens of images
     text.only("enable_moe_block", None, False)
+    if "hidden_size_per_layer_input" not in text.defaults:
+        text.only("hidden_size_per_layer_input", None, 0)
     fields = read_hf_decoder(text, (ACTIVATION,), tied=True)
     types = _layer_types(text, fields["num_layers"])
     size = text.get("hidden_size_per_layer_input")
@@ -99,7 +106,7 @@ def _rope(text: HFConfig, fields: Mapping[str, Any]) -> dict[str, Any]:
     for kind, width in (("local", fields["head_dim"]), ("global", fields["global_head_dim"])):
         if not isinstance(by_type.get(_TYPES[kind]), Mapping):
             raise WeightError(f"config.json: rope_parameters says nothing of {_TYPES[kind]}")
-        own = HFConfig({"rope_parameters": by_type[_TYPES[kind]]}, _MODEL_TYPE)
+        own = HFConfig({"rope_parameters": by_type[_TYPES[kind]]}, text.model_type)
         found[kind] = own.rope(width, fields["max_positions"])
     plain = {kind: each["rope_scaling"].get("rope_type", "default") for kind, each in found.items()}
     if plain["local"] != "default" or plain["global"] not in ("default", "proportional"):
@@ -110,17 +117,17 @@ def _rope(text: HFConfig, fields: Mapping[str, Any]) -> dict[str, Any]:
     return {**found["global"], "local_rope_base": found["local"]["rope_base"]}
 
 
-def write_hf_config(h: Gemma4Hyperparameters) -> dict[str, Any]:
+def write_hf_config(h: Gemma4Hyperparameters, model_type: str, architecture: str) -> dict[str, Any]:
     """Readable by transformers 5. WeightError for what it has no words for."""
     if h.global_kv_heads != h.num_kv_heads and not h.value_is_key:
         raise WeightError("key heads of global layers differ in number, which config.json can only say where keys are values")
     plain = {"rope_type": "default", **h.rope_scaling}
-    return {
-        **write_hf_decoder(h, _MODEL_TYPE, "Gemma4ForCausalLM", ACTIVATION),
+    config = {
+        **write_hf_decoder(h, model_type, architecture, ACTIVATION),
         "hidden_activation": ACTIVATION,
         "attention_bias": False,
         "layer_types": [_TYPES[each] for each in h.layer_types],
-        "sliding_window": h.window or _DEFAULTS["sliding_window"],
+        "sliding_window": h.window or _DEFAULTS[model_type]["sliding_window"],
         "global_head_dim": h.global_head_dim,
         "num_global_key_value_heads": h.global_kv_heads if h.value_is_key else None,
         "attention_k_eq_v": h.value_is_key,
@@ -133,3 +140,5 @@ def write_hf_config(h: Gemma4Hyperparameters) -> dict[str, Any]:
         "rope_parameters": {_TYPES["local"]: {"rope_type": "default", "rope_theta": h.local_rope_base},
                             _TYPES["global"]: {**plain, "rope_theta": h.rope_base}},
     }
+    known = _DEFAULTS[model_type]
+    return {key: value for key, value in config.items() if key not in _OF_LAYERS or "hidden_size_per_layer_input" in known}

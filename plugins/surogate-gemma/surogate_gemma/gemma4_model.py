@@ -123,6 +123,7 @@ class Gemma4(Model):
 
     def hidden(self, tokens: Tensor) -> Tensor:
         x = self.embed(tokens)
-        flow = self.context.flow
-        flow["tokens"], flow["embeddings"] = tokens, self.context.op("cast", x, out_dtype="compute", label="embeddings")
+        if hasattr(self, "per_layer_norm"):
+            flow = self.context.flow
+            flow["tokens"], flow["embeddings"] = tokens, self.context.op("cast", x, out_dtype="compute", label="embeddings")
         return self.final_norm(self.layers(x))

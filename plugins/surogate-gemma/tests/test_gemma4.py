@@ -19,30 +19,31 @@ from surogate_core.testing.tiny import write_byte_tokenizer
 from surogate_core.train.run import run_training
 from surogate_core.weights.safetensors_file import open_folder
 from surogate_gemma.gemma4 import FAMILIES
-from surogate_gemma.gemma4_tiny import VARIANTS
+from surogate_gemma.gemma4_tiny import SHARED, UNIFIED
 
 WHY = "compares with transformers: pip install 'surogate-core[test]'"
-[FAMILY] = FAMILIES
-SHARED, KEYS_ARE_VALUES = VARIANTS["shared_keys"], VARIANTS["keys_are_values"]
+FAMILY, UNIFIED_FAMILY = FAMILIES
 ROPE = SHARED["rope_parameters"]
 
 
-def test_what_config_json_leaves_out_is_what_transformers_takes():
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_what_config_json_leaves_out_is_what_transformers_takes(family):
     transformers = pytest.importorskip("transformers", reason=WHY)
-    theirs = transformers.AutoConfig.for_model(FAMILY.name)
-    ours = FAMILY.from_hf({"model_type": FAMILY.name})
-    assert ours == FAMILY.from_hf(json.loads(theirs.to_json_string(use_diff=False)))
+    theirs = transformers.AutoConfig.for_model(family.name)
+    ours = family.from_hf({"model_type": family.name})
+    assert (ours.window, ours.max_positions) == (theirs.sliding_window, theirs.max_position_embeddings)
+    assert ours == family.from_hf(json.loads(theirs.to_json_string(use_diff=False)))
     assert (ours.head_dim, ours.global_head_dim, ours.tied) == (256, 512, True)
     kinds = {"sliding_attention": "local", "full_attention": "global"}
     assert ours.layer_types == tuple(kinds[each] for each in theirs.layer_types)
 
 
 def test_heads_of_global_layers_by_layer_and_by_name_are_the_same_model():
-    by_name = {**KEYS_ARE_VALUES, "global_head_dim": 32, "num_global_key_value_heads": 1}
+    by_name = {**UNIFIED, "global_head_dim": 32, "num_global_key_value_heads": 1}
     by_layer = {key: value for key, value in by_name.items() if "global" not in key}
     by_layer["per_layer_config"] = {"1": {"head_dim": 32, "num_key_value_heads": 1}}
-    assert FAMILY.from_hf(by_layer) == FAMILY.from_hf(by_name)
-    assert FAMILY.from_hf({**by_name, "per_layer_config": {}}).global_head_dim == by_name["head_dim"]
+    assert UNIFIED_FAMILY.from_hf(by_layer) == UNIFIED_FAMILY.from_hf(by_name)
+    assert UNIFIED_FAMILY.from_hf({**by_name, "per_layer_config": {}}).global_head_dim == by_name["head_dim"]
 
 
 @pytest.mark.parametrize(("change", "says"), [
@@ -63,6 +64,8 @@ def test_heads_of_global_layers_by_layer_and_by_name_are_the_same_model():
 def test_refused_by_name(change, says):
     with pytest.raises(WeightError, match=says):
         LoadedModel.from_architecture({**SHARED, **change}, FAMILIES)
+    with pytest.raises(WeightError, match="hidden_size_per_layer_input is 16"):
+        LoadedModel.from_architecture({**UNIFIED, "hidden_size_per_layer_input": 16}, FAMILIES)
 
 
 def test_what_gguf_cannot_say_is_refused():
