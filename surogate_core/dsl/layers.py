@@ -10,10 +10,12 @@ from .tensor import Tensor
 
 
 class Embedding(Module):
-    """Token embedding, weight [vocab, dim] (role "embed"); rows are multiplied by ``scale``."""
+    """Token embedding, weight [vocab, dim]; rows are multiplied by ``scale``. role: None for a table of a layer's own."""
 
-    def __init__(self, vocab_size: int, dim: int, scale: float = 1.0, init_std: float = 0.02) -> None:
-        self.weight = Parameter((vocab_size, dim), "embed", init_std)
+    def __init__(
+        self, vocab_size: int, dim: int, scale: float = 1.0, init_std: float = 0.02, role: str | None = "embed"
+    ) -> None:
+        self.weight = Parameter((vocab_size, dim), role, init_std)
         self.scale = scale
 
     def forward(self, tokens: Tensor) -> Tensor:

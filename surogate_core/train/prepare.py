@@ -190,7 +190,7 @@ def linear_roles(model: LoadedModel) -> dict[str, set[str]]:
     names = model.family.hf_names(model.hyperparameters)
     roles: dict[str, set[str]] = {}
     for name, parameter in model.dsl().parameters():
-        is_linear = len(parameter.shape) == 2 and parameter.role not in (None, "embed")
+        is_linear = len(parameter.shape) == 2 and parameter.role is not None
         if is_linear and name.startswith("layers.") and name.endswith(".weight"):
             modules = {file.removesuffix(".weight").rsplit(".", 1)[-1] for file in names.file_names(name)}
             roles.setdefault(parameter.role, set()).update(modules)

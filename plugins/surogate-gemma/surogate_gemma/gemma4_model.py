@@ -72,7 +72,7 @@ class PerLayerInput(Module):
     """
 
     def __init__(self, h: Gemma4Hyperparameters, norm: RMSNorm) -> None:
-        self.embed = Embedding(h.per_layer_vocab, h.per_layer_size, h.per_layer_size**0.5, h.init_std)
+        self.embed = Embedding(h.per_layer_vocab, h.per_layer_size, h.per_layer_size**0.5, h.init_std, None)
         self.mix = Linear(h.hidden_size, h.per_layer_size, None, init_std=h.init_std)
         self.gate = Linear(h.hidden_size, h.per_layer_size, "per_layer.gate", init_std=h.init_std)
         self.out = Linear(h.per_layer_size, h.hidden_size, "per_layer.out", init_std=h.init_std)

@@ -13,10 +13,13 @@ from rich.console import Console
 from surogate_core.config import TrainConfig
 from surogate_core.errors import WeightError
 from surogate_core.export import open_installed
-from surogate_core.model import LoadedModel
+from surogate_core.generate import Decoder
+from surogate_core.model import AppliedAdapter, FrozenWeights, LoadedModel
+from surogate_core.passes.precision import RECIPES
 from surogate_core.testing.parity import Parity, document_ranges, packed_batch, relative_error
 from surogate_core.testing.tiny import write_byte_tokenizer
 from surogate_core.train.run import run_training
+from surogate_core.weights.peft_adapter import Adapter, LoraPair, write_adapter
 from surogate_core.weights.safetensors_file import open_folder
 from surogate_gemma.gemma4 import FAMILIES
 from surogate_gemma.gemma4_tiny import SHARED, UNIFIED
@@ -142,3 +145,27 @@ def test_served_text_is_transformers(parity):
     with serve.LLM(parity.folder, options=options) as llm:
         answers = llm.generate(prompts, max_tokens=12, ignore_eos=True)
     assert [answer.tokens for answer in answers] == [parity.reference_greedy(prompt, 12) for prompt in prompts]
+
+
+def test_served_with_an_adapter_it_says_what_a_program_with_the_adapter_says(parity, tmp_path):
+    serve = pytest.importorskip("surogate_serve", reason="serves with the plugin surogate-serve")
+    loaded, generator = parity.loaded, np.random.default_rng(5)
+    pairs = {
+        name: LoraPair(*(0.2 * generator.standard_normal(shape, np.float32) for shape in ((4, each.shape[1]), (each.shape[0], 4))),
+                       2.0)
+        for name, each in loaded.dsl().parameters() if each.role in ("attn.q", "attn.k", "per_layer.gate", "mlp.down")
+    }
+    names = loaded.family.hf_names(loaded.hyperparameters)
+    write_adapter(tmp_path, Adapter(pairs, "tiny"), names, loaded.hyperparameters.num_layers)
+    prompt = parity.batch.tokens[14:38].tolist()
+    options = serve.EngineOptions(recipe="fp32", threads=1, context=64, max_sequences=2, kv_memory=1 << 20, adapter_slots=1)
+    with serve.LLM(parity.folder, options=options, adapters={"one": tmp_path}) as llm:
+        plain, adapted = (llm.generate([prompt], max_tokens=12, ignore_eos=True, adapter=name)[0].tokens
+                          for name in (llm.served.name, "one"))
+    weights = FrozenWeights(loaded, "f32")
+    decoder = Decoder(loaded, weights, RECIPES["fp32"], 64, adapter=AppliedAdapter.open(tmp_path, loaded), threads=1)
+    row, said = decoder.logits(prompt, [0] * len(prompt), range(len(prompt)), [len(prompt) - 1])[0], []
+    while len(said) < 12:
+        said.append(int(row.argmax()))
+        row = decoder.logits([said[-1]], [0], [len(prompt) + len(said) - 1], [0])[0]
+    assert adapted == said != plain
