@@ -73,9 +73,9 @@ def samples_linear(rng):
             {"alpha": 0.5 if "addend" in extras else 1.0},
             FLOAT_DTYPES,
         ))
-    for tokens in (1, 5, 48):
+    for tokens, width in ((1, 512), (5, 1792), (11, 512), (48, 512)):
         cases.append(Sample(
-            {"x": rng.standard_normal((tokens, 512)), "weight": rng.standard_normal((72, 512)), "bias": None,
+            {"x": rng.standard_normal((tokens, width)), "weight": rng.standard_normal((72, width)), "bias": None,
              "addend": None},
             {},
             tuple({"x": x, "weight": q, "y": y} for q in QUANTISED for x, y in (("f32", "f32"), ("bf16", "bf16"))),

@@ -24,7 +24,7 @@ namespace {
 constexpr int64_t kTokens = 16;                   // of a tile, and of a call at most
 constexpr int64_t kRows = 16;                     // of weights in a tile
 constexpr int64_t kUnit = 32;                     // elements of a block
-constexpr int64_t kSpanUnits = 24;                // blocks of a row that are unpacked at a time
+constexpr int64_t kSpanUnits = 16;                // blocks of a row unpacked at a time, which stay in the first-level cache
 constexpr int64_t kTaskRows = 128;                // the most rows of a task
 constexpr int64_t kTileWords = 16 * 16;
 
@@ -35,10 +35,11 @@ struct Span {
   alignas(64) float offsets[kSpanUnits][kRows];  // what is added to every value of a block, and to make up for the 128
 };
 
-// Sixteen tokens over one block.
+// Tokens over one block.
+template <int tokens>
 struct TokenUnit {
-  alignas(64) uint32_t values[kTokens][16];  // pairs of elements in the order of a span's
-  float sums[kTokens];
+  alignas(64) uint32_t values[tokens][16];  // pairs of elements in the order of a span's
+  float sums[tokens];
 };
 
 // words[j], lane r: word j of the 16 bytes at p of row r.
@@ -126,14 +127,16 @@ struct TileSession {
   TileSession &operator=(const TileSession &) = delete;
 };
 
-inline void multiply_even(const TokenUnit &x, const uint32_t *codes, float *products) {
+template <int tokens>
+inline void multiply_even(const TokenUnit<tokens> &x, const uint32_t *codes, float *products) {
   _tile_zero(0);
   _tile_loadd(2, x.values, 64);
   _tile_loadd(4, codes, 64);
   _tile_dpbf16ps(0, 2, 4);
   _tile_stored(0, products, 64);
 }
-inline void multiply_odd(const TokenUnit &x, const uint32_t *codes, float *products) {
+template <int tokens>
+inline void multiply_odd(const TokenUnit<tokens> &x, const uint32_t *codes, float *products) {
   _tile_zero(1);
   _tile_loadd(3, x.values, 64);
   _tile_loadd(5, codes, 64);
@@ -146,8 +149,8 @@ constexpr int64_t kLead = 3, kRing = 4;
 
 // totals[token][row] += the products of a span of `units`.
 template <int tokens>
-void multiply_span(const Span &span, int64_t units, const TokenUnit *x, float *totals, FetchAhead *ahead) {
-  alignas(64) float products[kRing][kTileWords];
+void multiply_span(const Span &span, int64_t units, const TokenUnit<tokens> *x, float *totals, FetchAhead *ahead) {
+  alignas(64) float products[kRing][tokens * kRows];
   vf sums[tokens];
 #pragma GCC unroll 16
   for (int t = 0; t < tokens; ++t) sums[t] = vload(totals + t * kRows);
@@ -178,7 +181,7 @@ struct Task {
 
 // sums[token][row - begin] of a task; x: of each unit.
 template <int32_t dtype, int tokens>
-void multiply_task(const Task &task, const TokenUnit *x, Span *span, float *sums) {
+void multiply_task(const Task &task, const TokenUnit<tokens> *x, Span *span, float *sums) {
   alignas(64) float totals[tokens * kRows];
   using R = Reader<dtype>;
   const TileSession<tokens> session;
@@ -219,19 +222,12 @@ inline void read_token(const bf16 *x, uint32_t *values, float *sum) {
   *sum = vsum(vadd(vload(x), vload(x + kLanes)));
 }
 
-// Of a call with `tokens` tokens: those of a tile, the missing ones being zero, and what of the workspace is whose.
-struct Layout {
-  int64_t units, each, token_bytes;
-  static constexpr int64_t kWorkerBytes = sizeof(Span) + kTokens * kTaskRows * sizeof(float);
-  Layout(int64_t tokens, int64_t width)
-      : units(width / kUnit), each(tokens <= 4 ? 4 : tokens <= 8 ? 8 : kTokens),
-        token_bytes(units * static_cast<int64_t>(sizeof(TokenUnit))) {}
-};
-
-void read_tokens(const LinearProblem &p, const Layout &layout, TokenUnit *x) {
-  for (int64_t t = 0; t < layout.each; ++t) {
+// The tokens of a call; those that are missing are zero.
+template <int tokens>
+void read_tokens(const LinearProblem &p, TokenUnit<tokens> *x) {
+  for (int64_t t = 0; t < tokens; ++t) {
     const bf16 *row = static_cast<const bf16 *>(p.a.data) + t * p.a.stride;
-    for (int64_t u = 0; u < layout.units; ++u) {
+    for (int64_t u = 0; u < p.k / kUnit; ++u) {
       if (t < p.m) {
         read_token(row + u * kUnit, x[u].values[t], x[u].sums + t);
       } else {
@@ -253,46 +249,48 @@ int32_t supports(const sg_call *call) {
   return p.m <= 2 ? 60 : 70;  // one or two tokens are multiplied faster by the dot products of linear_few_codes.cpp
 }
 
+// Bytes of workspace: the tokens, then for each worker a span and a task's sums.
+constexpr int64_t kWorkerBytes = sizeof(Span) + kTokens * kTaskRows * sizeof(float);
+int64_t token_bytes(int64_t width) { return width / kUnit * static_cast<int64_t>(sizeof(TokenUnit<kTokens>)); }
+
 size_t workspace(const sg_call *call) {
-  const sg_tensor *x = input(call, 0);
-  const Layout layout(x->shape[0], x->shape[1]);
-  return static_cast<size_t>(layout.token_bytes + Layout::kWorkerBytes * num_workers(call));
+  return static_cast<size_t>(token_bytes(input(call, 0)->shape[1]) + kWorkerBytes * num_workers(call));
 }
 
-using MultiplyFn = void (*)(const Task &, const TokenUnit *, Span *, float *);
-template <int32_t dtype>
-MultiplyFn multiply_for(int64_t tokens) {
-  return tokens == 4 ? multiply_task<dtype, 4> : tokens == 8 ? multiply_task<dtype, 8> : multiply_task<dtype, kTokens>;
+template <int32_t dtype, int tokens>
+int32_t run_on(const sg_call *call, const LinearProblem &p) {
+  auto *x = static_cast<TokenUnit<tokens> *>(call->workspace);
+  char *workers = static_cast<char *>(call->workspace) + token_bytes(p.k);
+  read_tokens<tokens>(p, x);
+  const int64_t task_rows = p.n >= 4096 ? kTaskRows : p.n >= 1024 ? 64 : 32;
+  parallel_for(call, (p.n + task_rows - 1) / task_rows, [&](int64_t index, int worker) {
+    auto *span = reinterpret_cast<Span *>(workers + worker * kWorkerBytes);
+    float *sums = reinterpret_cast<float *>(span + 1);
+    const int64_t begin = index * task_rows, end = std::min(p.n, begin + task_rows);
+    p.finish.fetch(0, static_cast<int>(p.m), begin, end - begin);
+    const Task task{static_cast<const uint8_t *>(p.b.data), p.b.row_bytes, p.k / kUnit, begin, end};
+    multiply_task<dtype, tokens>(task, x, span, sums);
+    p.finish(0, static_cast<int>(p.m), begin, static_cast<int>(end - begin), sums, kTaskRows);
+  });
+  return SG_OK;
 }
-MultiplyFn multiply_for(int32_t dtype, int64_t tokens) {
-  switch (dtype) {
-    case SG_Q4_0: return multiply_for<SG_Q4_0>(tokens);
-    case SG_Q4_1: return multiply_for<SG_Q4_1>(tokens);
-    case SG_Q5_0: return multiply_for<SG_Q5_0>(tokens);
-    default: return multiply_for<SG_Q5_1>(tokens);
-  }
+template <int32_t dtype>
+int32_t run_on(const sg_call *call, const LinearProblem &p) {
+  return p.m <= 4 ? run_on<dtype, 4>(call, p) : p.m <= 8 ? run_on<dtype, 8>(call, p) : run_on<dtype, kTokens>(call, p);
 }
 
 int32_t run(const sg_call *call) {
   LinearProblem p;
-  if (!read_linear<LinearOp::forward>(call, &p) || !has_codes(p.b.dtype)) {
-    return fail(call, "linear: operands changed since the kernel was chosen");
+  if (read_linear<LinearOp::forward>(call, &p)) {
+    switch (p.b.dtype) {
+      case SG_Q4_0: return run_on<SG_Q4_0>(call, p);
+      case SG_Q4_1: return run_on<SG_Q4_1>(call, p);
+      case SG_Q5_0: return run_on<SG_Q5_0>(call, p);
+      case SG_Q5_1: return run_on<SG_Q5_1>(call, p);
+      default: break;
+    }
   }
-  const Layout layout(p.m, p.k);
-  auto *x = static_cast<TokenUnit *>(call->workspace);
-  char *workers = static_cast<char *>(call->workspace) + layout.token_bytes;
-  const MultiplyFn multiply = multiply_for(p.b.dtype, layout.each);
-  read_tokens(p, layout, x);
-  const int64_t task_rows = p.n >= 4096 ? kTaskRows : p.n >= 1024 ? 64 : 32;
-  parallel_for(call, (p.n + task_rows - 1) / task_rows, [&](int64_t index, int worker) {
-    auto *span = reinterpret_cast<Span *>(workers + worker * Layout::kWorkerBytes);
-    float *sums = reinterpret_cast<float *>(span + 1);
-    const int64_t begin = index * task_rows, end = std::min(p.n, begin + task_rows);
-    p.finish.fetch(0, static_cast<int>(p.m), begin, end - begin);
-    multiply({static_cast<const uint8_t *>(p.b.data), p.b.row_bytes, layout.units, begin, end}, x, span, sums);
-    p.finish(0, static_cast<int>(p.m), begin, static_cast<int>(end - begin), sums, kTaskRows);
-  });
-  return SG_OK;
+  return fail(call, "linear: operands changed since the kernel was chosen");
 }
 
 constexpr sg_kernel linear{sizeof(sg_kernel), "linear", "cpu", SG_ISA_NAME "_codes",
