@@ -22,7 +22,6 @@ from .errors import error_answer
 from .limits import Limits
 
 DEATH_GRACE_SECONDS = 3.0
-"""How long the process of a dead engine still answers, so that whoever looks after it reads why."""
 KEEP_ALIVE_SECONDS = 75
 REST_SECONDS, LOOK_SECONDS = 5.0, 0.5
 """After so long without a request there is time for what holds up everything; how often that is looked at."""
@@ -211,9 +210,14 @@ async def _until_the_end(
         return 1
     reasons = "; ".join(f"{name}: {model.dead}" for name, model in app.models.items() if model.dead is not None)
     logger.error("the engine died: %s", reasons)
-    await asyncio.sleep(DEATH_GRACE_SECONDS)
+    await last_words()
     await app.guard.drain(0)
     return 1
+
+
+async def last_words() -> None:
+    """So long the process of a dead engine still answers, for whoever looks after it to read why."""
+    await asyncio.sleep(DEATH_GRACE_SECONDS)
 
 
 async def _death(app: ServeApp) -> None:

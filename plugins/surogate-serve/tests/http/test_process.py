@@ -132,6 +132,7 @@ def test_the_process_of_a_dead_engine_ends(start):
     wait_for(lambda: httpx.get(server.url + "/health").status_code == 503)
     assert "killed by a test" in httpx.get(server.url + "/health").json()["reason"]
     assert server.chat().status_code == 503
+    server.go_on()
     assert server.end() == 1 and "killed by a test" in server.errors
 
 

@@ -1,12 +1,15 @@
-"""Serves a model whose engine dies while it answers: python serve_dying.py FOLDER."""
+"""Serves a model whose engine dies while it answers: python serve_dying.py FOLDER. The process of the dead one ends at the
+end of its standard input, not after some seconds."""
 
 from __future__ import annotations
 
+import asyncio
 import sys
 
 from surogate_core.errors import EngineError
 
 from surogate_serve.engine import EngineOptions
+from surogate_serve.http import server
 from surogate_serve.http.app import create_app
 from surogate_serve.http.limits import Settings
 from surogate_serve.http.server import listen, run
@@ -26,6 +29,7 @@ def main() -> int:
         return told
 
     model._pump._poll = dying
+    server.last_words = lambda: asyncio.to_thread(sys.stdin.read)
     code = run(create_app({"tiny": model}, Settings()), listen("127.0.0.1", 0), lambda url: print(url, flush=True))
     model.close()
     return code

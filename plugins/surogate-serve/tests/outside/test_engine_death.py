@@ -9,11 +9,12 @@ from pathlib import Path
 
 import httpx
 
+PIPES = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
 SCRIPT = Path(__file__).parent / "serve_dying.py"
 
 
 def test_the_process_of_a_dead_engine_ends(tiny):
-    process = subprocess.Popen([sys.executable, SCRIPT, tiny], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen([sys.executable, SCRIPT, tiny], text=True, **PIPES)
     try:
         url = process.stdout.readline().strip()
         assert url, process.stderr.read()
