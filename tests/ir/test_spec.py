@@ -43,7 +43,7 @@ def test_what_is_traced_and_differentiated_is_accepted(graph):
 def test_a_node_before_what_it_reads(graph):
     nodes = body(graph).forward
     nodes[0], nodes[1] = nodes[1], nodes[0]
-    refused(graph, "region block.*is used before it is made")
+    refused(graph, "region full.*is used before it is made")
 
 
 def test_backward_nodes_out_of_order(graph):
@@ -96,7 +96,7 @@ def test_shapes_that_the_op_does_not_take(graph):
     node = region.forward[index_of(region, "linear")]
     weight = next(v for v in region.params.values() if v.role == "mlp.down")
     node.inputs = (node.inputs[0], weight, *node.inputs[2:])
-    refused(graph, "region block, .*linear")
+    refused(graph, "region full, .*linear")
 
 
 def test_an_output_of_another_type_than_the_op_makes(graph):
@@ -145,8 +145,8 @@ def test_layers_that_do_not_fit_each_other(graph):
 
 
 def test_a_layer_of_an_unknown_region(graph):
-    graph.layers = ("block", "blok")
-    refused(graph, "layer 1 is of region 'blok', which does not exist")
+    graph.layers = ("full", "fuel")
+    refused(graph, "layer 1 is of region 'fuel', which does not exist")
 
 
 def test_a_gradient_of_another_shape_than_its_parameter(graph):

@@ -40,7 +40,7 @@ def test_a_dry_run_neither_trains_nor_writes(root):
 
 def test_explain_shows_kernels_and_bodies(root):
     text = explain(runs.config(root), "sft", dry_run=False)
-    assert "block x 2, forward" in text and "block, backward" in text
+    assert "full x 2, forward" in text and "full, backward" in text
     assert "passes     trace -> lora -> autodiff -> fuse -> precision(fp32) -> dead_code" in text
     assert "rms_norm_grad " in text
 
