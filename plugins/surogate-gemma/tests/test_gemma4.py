@@ -150,9 +150,12 @@ def test_served_text_is_transformers(parity):
 def test_served_with_an_adapter_it_says_what_a_program_with_the_adapter_says(parity, tmp_path):
     serve = pytest.importorskip("surogate_serve", reason="serves with the plugin surogate-serve")
     loaded, generator = parity.loaded, np.random.default_rng(5)
+
+    def half(rows: int, columns: int) -> np.ndarray:
+        return np.float32(0.2) * generator.standard_normal((rows, columns), np.float32)
+
     pairs = {
-        name: LoraPair(*(0.2 * generator.standard_normal(shape, np.float32) for shape in ((4, each.shape[1]), (each.shape[0], 4))),
-                       2.0)
+        name: LoraPair(half(4, each.shape[1]), half(each.shape[0], 4), 2.0)
         for name, each in loaded.dsl().parameters() if each.role in ("attn.q", "attn.k", "per_layer.gate", "mlp.down")
     }
     names = loaded.family.hf_names(loaded.hyperparameters)
