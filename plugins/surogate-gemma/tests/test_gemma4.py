@@ -12,7 +12,7 @@ from rich.console import Console
 
 from surogate_core.config import TrainConfig
 from surogate_core.errors import WeightError
-from surogate_core.export import open_installed
+from surogate_core.export import export, open_installed
 from surogate_core.generate import Decoder
 from surogate_core.model import AppliedAdapter, FrozenWeights, LoadedModel
 from surogate_core.passes.precision import RECIPES
@@ -21,6 +21,7 @@ from surogate_core.testing.tiny import write_byte_tokenizer
 from surogate_core.train.run import run_training
 from surogate_core.weights.peft_adapter import Adapter, LoraPair, write_adapter
 from surogate_core.weights.safetensors_file import open_folder
+from surogate_core.weights.tensor import realized
 from surogate_gemma.gemma4 import FAMILIES
 from surogate_gemma.gemma4_tiny import SHARED, UNIFIED
 
@@ -99,6 +100,22 @@ def test_the_text_of_a_model_that_sees_and_keys_that_are_left_from_before_they_w
         documents = [torch.from_numpy(batch.tokens[part].astype(np.int64))[None] for part in document_ranges(batch)]
         expected = np.concatenate([model(document).logits[0].numpy() for document in documents])
     assert relative_error(Parity(tmp_path, model, loaded, batch).logits(), expected) < 2e-5
+
+
+def test_tables_of_layers_are_cut_out_of_a_quantised_one(tmp_path):
+    made = Parity.make(FAMILY, {**SHARED, "hidden_size_per_layer_input": 32}, tmp_path / "model")
+    write_byte_tokenizer(tmp_path / "model", num_bytes=159, merges=[("t", "h")])
+    export(tmp_path / "model", tmp_path / "model.gguf", "q4_0")
+    loaded = open_installed(tmp_path / "model.gguf")
+    left = {name: loaded.names.load(loaded.store, name) for name, _ in loaded.dsl().parameters()}
+    tables = [left[f"layers.{i}.per_layer.embed.weight"] for i in range(5)]
+    assert {table.dtype for table in tables} == {"q4_0"}
+    whole = loaded.store.get("per_layer_token_embd.weight").to_f32()
+    assert np.array_equal(np.concatenate([table.to_f32() for table in tables], axis=1), whole)
+    state = made.reference.state_dict()
+    for name, tensor in made.loaded.names.export(left).items():
+        state[name].copy_(state[name].new_tensor(realized(tensor).to_f32()))
+    assert Parity(tmp_path, made.reference, loaded, made.batch).logits_error() < 1e-5
 
 
 @pytest.fixture(scope="module")
