@@ -16,5 +16,6 @@ from .template import ChatTemplate, load_template
 __all__ = [
     "IGNORED", "Batch", "ChatTemplate", "DatasetFormat", "DatasetSpec", "Encoded", "Encoder", "Example", "Ledger",
     "Loader", "Row", "Step", "TokenDataset", "adopt_choice", "adopt_saved_template", "adopt_template", "build_dataset",
-    "concatenate", "encode_rendered", "encode_rows", "explain_mask", "load_template", "print_mask", "read_rows", "split_validation",
+    "concatenate", "encode_rendered", "encode_rows", "explain_mask", "load_template", "print_mask", "read_rows",
+    "split_validation",
 ]

@@ -31,11 +31,13 @@ def run_linear(x, w, tokens: int, rows: int, kernel: str) -> np.ndarray:
     return y
 
 
+SHORT = ("q4_0", "q4_1", "q5_0", "q5_1")
+OF_BF16 = {"avx512_bf16_few": (*SHORT, "q8_0"), "amx_bf16_codes_few": SHORT, "amx_bf16_few": ("q8_0", "q4_k", "q5_k", "q6_k")}
+"""What kernels for few bf16 tokens read; the others read everything, and tokens in fp32 too."""
+
+
 def takes(kernel: str, x: str, w: str) -> bool:
-    """Whether a kernel for few tokens runs these dtypes; one that is for bf16 says so in its name."""
-    if "bf16" not in kernel:
-        return True
-    return x == "bf16" and w in (QUANTISED if kernel.startswith("amx") else ("q4_0", "q4_1", "q8_0"))
+    return kernel not in OF_BF16 or (x == "bf16" and w in OF_BF16[kernel])
 
 
 FEW = [

@@ -102,7 +102,8 @@ def test_layers_that_do_not_fit():
 
 
 def store_of(path: Path, metadata: dict[str, Any], tensors: dict[str, Any]) -> WeightStore:
-    write_gguf_file(path, {"general.architecture": "any", **metadata}, [from_f32("x", np.zeros(2, np.float32)), *tensors.values()])
+    all_tensors = [from_f32("x", np.zeros(2, np.float32)), *tensors.values()]
+    write_gguf_file(path, {"general.architecture": "any", **metadata}, all_tensors)
     return WeightStore.open(path)
 
 

@@ -293,7 +293,7 @@ int32_t run(const sg_call *call) {
   return fail(call, "linear: operands changed since the kernel was chosen");
 }
 
-constexpr sg_kernel linear{sizeof(sg_kernel), "linear", "cpu", SG_ISA_NAME "_codes",
+constexpr sg_kernel linear{sizeof(sg_kernel), "linear", "cpu", SG_ISA_NAME "_bf16_codes_few",
                            SG_TRAIT_DETERMINISTIC | SG_TRAIT_IN_PLACE, 3, supports, workspace, nullptr, nullptr, run};
 SG_REGISTER_KERNEL(linear);
 

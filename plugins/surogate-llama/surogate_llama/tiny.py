@@ -47,9 +47,9 @@ GRANITE: dict[str, Any] = {
 MINISTRAL = {**_BASE, "architectures": ["MinistralForCausalLM"], "model_type": "ministral", "head_dim": 16,
              "sliding_window": 5, "layer_types": ["full_attention", "sliding_attention"]}
 # Queries begin to grow within the documents.
-MINISTRAL3 = {**_BASE, "architectures": ["Ministral3ForCausalLM"], "model_type": "ministral3", "head_dim": 16, "rope_parameters": {
-    "rope_type": "yarn", "rope_theta": 1000.0, "factor": 4.0, "original_max_position_embeddings": 8, "mscale": 1.0,
-    "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.5}}
+MINISTRAL3 = {**_BASE, "architectures": ["Ministral3ForCausalLM"], "model_type": "ministral3", "head_dim": 16,
+              "rope_parameters": {"rope_type": "yarn", "rope_theta": 1000.0, "factor": 4.0, "mscale": 1.0, "mscale_all_dim": 1.0,
+                                  "original_max_position_embeddings": 8, "llama_4_scaling_beta": 0.5}}
 ERNIE = {**_BASE, "architectures": ["Ernie4_5ForCausalLM"], "model_type": "ernie4_5", "head_dim": 24}
 
 VARIANTS: dict[str, dict[str, dict[str, Any]]] = {

@@ -63,7 +63,8 @@ def test_published_configurations_are_read(name):
 
 
 def test_their_switches():
-    h = {name: LoadedModel.from_architecture({**_COMMON, **config}, FAMILIES).hyperparameters for name, config in PUBLISHED.items()}
+    models = {name: LoadedModel.from_architecture({**_COMMON, **config}, FAMILIES) for name, config in PUBLISHED.items()}
+    h = {name: model.hyperparameters for name, model in models.items()}
     assert h["SmolLM3-3B"].kinds == ("full", "full", "full", "full_nope") * 9
     assert h["granite-3.3-2b"].attention_scale == 1 / 64 and h["granite-3.3-2b"].logit_divisor == 8
     assert h["MiniCPM4-0.5B"].residual_scale == 1.4 / 24**0.5 and h["MiniCPM4-0.5B"].logit_divisor == 4
