@@ -58,7 +58,8 @@ def measure_ceilings(
     _seconds(product, runs)
     sustained = _seconds(product, runs) / runs
     operand = ("f32", (copied,))
-    move = one_op("scale", [("x", *operand), None], [("y", *operand)], {"factor": 1.0, "out_dtype": "f32"}, backend, threads, device)
+    attrs = {"factor": 1.0, "out_dtype": "f32"}
+    move = one_op("scale", [("x", *operand), None], [("y", *operand)], attrs, backend, threads, device)
     times = [_seconds(move, 4) / 4 for _ in range(5)]
     return Ceilings(size, flops / min(rested), flops / sustained, 8.0 * copied / min(times))
 
