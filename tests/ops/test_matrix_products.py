@@ -32,7 +32,9 @@ def run_linear(x, w, tokens: int, rows: int, kernel: str) -> np.ndarray:
 
 
 SHORT = ("q4_0", "q4_1", "q5_0", "q5_1")
-OF_BF16 = {"avx512_bf16_few": (*SHORT, "q8_0"), "amx_bf16_codes_few": SHORT, "amx_bf16_few": ("q8_0", "q4_k", "q5_k", "q6_k")}
+WIDE = ("q4_k", "q5_k", "q6_k")
+OF_BF16 = {"avx512_bf16_few": (*SHORT, "q8_0"), "avx512_bf16_wide_few": WIDE, "amx_bf16_codes_few": SHORT,
+           "amx_bf16_few": ("q8_0", *WIDE)}
 """What kernels for few bf16 tokens read; the others read everything, and tokens in fp32 too."""
 
 

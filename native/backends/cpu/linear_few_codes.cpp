@@ -1,8 +1,8 @@
 // linear for one to eight bf16 tokens on weights of 4, 5 and 8 bits, in AVX-512. As linear_few.cpp it reads the weight once and
 // in place, but it multiplies the codes, as integers, and scales a block's sum instead of its values. The tokens become
-// fixed-point numbers of 15 bits with one power of two for each block of 32: exact where a value is no smaller than 2^-7 of
-// its block's largest, off by 2^-15 of that largest at most elsewhere. Products and sums of a block are then exact. A
-// token's sums are formed in one order whatever the number of tokens.
+// fixed-point numbers (fixed_point.h), whose products and sums within a block are exact. A token's sums are formed in one
+// order whatever the number of tokens.
+#include "fixed_point.h"
 #include "linear.h"
 
 #if defined(__AVX512F__)
@@ -11,7 +11,6 @@ namespace sg::cpu::SG_ISA {
 namespace {
 
 constexpr int64_t kMaxTokens = 8;
-constexpr int64_t kBlock = 32, kBlockWords = 16;  // values of a block, and words that hold them in fixed point
 constexpr int64_t kGroup = 4;         // rows whose scales are converted together and whose sums are reduced together
 constexpr int64_t kTaskRows = 128;    // the most rows of a task
 constexpr int64_t kAhead = 8192;      // bytes between what is multiplied and what is fetched
@@ -44,13 +43,7 @@ struct Nibbles {
   static vf lanes() {
     return _mm512_setr_ps(256, 256, 256, 256, 16, 16, 16, 16, 1, 1, 1, 1, 0.0625f, 0.0625f, 0.0625f, 0.0625f);
   }
-  // x = 256 upper + lower, both signed bytes.
-  static void put(__m512i x, int32_t *out) {
-    const __m512i upper = _mm512_srai_epi16(_mm512_add_epi16(x, _mm512_set1_epi16(128)), 8);
-    const __m512i lower = _mm512_sub_epi16(x, _mm512_slli_epi16(upper, 8));
-    _mm256_storeu_si256(reinterpret_cast<__m256i *>(out), _mm512_cvtepi16_epi8(upper));
-    _mm256_storeu_si256(reinterpret_cast<__m256i *>(out + 8), _mm512_cvtepi16_epi8(lower));
-  }
+  static void put(__m512i x, int32_t *out) { put_digits(x, out); }
 };
 
 // Five bits: the nibbles are moved down, so that the fifth ones, 32 bits before the nibbles, find room above them.
@@ -99,17 +92,6 @@ struct Codes<SG_Q8_0> {
   static vf offset(vf, __m512i) { return vzero(); }
 };
 
-// Four vectors to the sum of each.
-inline __m128 sum_each(const vf *v) {
-  const vf ab = vadd(_mm512_unpacklo_ps(v[0], v[1]), _mm512_unpackhi_ps(v[0], v[1]));
-  const vf cd = vadd(_mm512_unpacklo_ps(v[2], v[3]), _mm512_unpackhi_ps(v[2], v[3]));
-  const __m512d low = _mm512_unpacklo_pd(_mm512_castps_pd(ab), _mm512_castps_pd(cd));
-  const __m512d high = _mm512_unpackhi_pd(_mm512_castps_pd(ab), _mm512_castps_pd(cd));
-  const vf all = vadd(_mm512_castpd_ps(low), _mm512_castpd_ps(high));
-  const __m256 half = _mm256_add_ps(_mm512_castps512_ps256(all), _mm512_extractf32x8_ps(all, 1));
-  return _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
-}
-
 // Of every block of a group of rows: scale[t][b], its scale times the token's step, and offset[b],
 // what is added to every value.
 template <class C>
@@ -138,7 +120,7 @@ inline void multiply_rows(const uint8_t *rows, int64_t row_bytes, int first, con
   const float *s = scale + first * blocks;
   const int32_t *values = x.values;
   const char *ahead = reinterpret_cast<const char *>(p) + kAhead;
-  for (int64_t b = 0; b < blocks; ++b, p += C::kBytes, values += kBlockWords) {
+  for (int64_t b = 0; b < blocks; ++b, p += C::kBytes, values += kFixedWords) {
     // The next rows are asked for early: a row is too short for the hardware to see where the reading goes.
     for (int byte = 0; byte < kRows * C::kBytes; byte += 64) _mm_prefetch(ahead + byte, _MM_HINT_T0);
     ahead += kRows * C::kBytes;
@@ -148,7 +130,7 @@ inline void multiply_rows(const uint8_t *rows, int64_t row_bytes, int first, con
 #pragma GCC unroll 8
       for (int t = 0; t < kTokens; ++t) {
         const vf factor = vset(s[t * x.steps_stride() + r * blocks + b]);
-        c[r * kTokens + t] = vfma(vto_float(C::dot(codes, values + t * blocks * kBlockWords)), factor, c[r * kTokens + t]);
+        c[r * kTokens + t] = vfma(vto_float(C::dot(codes, values + t * blocks * kFixedWords)), factor, c[r * kTokens + t]);
       }
     }
   }
@@ -205,34 +187,20 @@ void multiply_tokens(const Task &task, const Tokens &x, float *scratch, float *s
   }
 }
 
-// A block as 15-bit integers times a power of two, its step, which is not a number where a value is not finite.
-inline __m512i to_fixed_point(const bf16 *x, float *step, float *sum) {
-  const vf low = vload(x), high = vload(x + kLanes);
-  const vf largest = vmax(_mm512_abs_ps(low), _mm512_abs_ps(high));
-  const vf bad = vadd(vmul(low, vzero()), vmul(high, vzero()));  // 0, or NaN in a lane that is not finite
-  // 2^13 / 2^e, with e the exponent of the largest, kept within what a float and its reciprocal hold.
-  const float e = std::max(_mm512_reduce_max_ps(_mm512_getexp_ps(largest)), -100.0f);
-  const vf factor = vexp2_int(vset(13.0f - e));
-  const __m512i a = _mm512_cvtps_epi32(vmul(low, factor)), b = _mm512_cvtps_epi32(vmul(high, factor));
-  *step = 1.0f / _mm512_cvtss_f32(factor) + vsum(bad);
-  *sum = *step * static_cast<float>(_mm512_reduce_add_epi32(_mm512_add_epi32(a, b)));
-  return _mm512_inserti64x4(_mm512_castsi256_si512(_mm512_cvtepi32_epi16(a)), _mm512_cvtepi32_epi16(b), 1);
-}
-
 template <class C>
 void read_tokens(const LinearProblem &p, const Tokens &x) {
   for (int64_t t = 0; t < x.count; ++t) {
-    int32_t *values = x.values + t * x.blocks * kBlockWords;
+    int32_t *values = x.values + t * x.blocks * kFixedWords;
     float *sums = x.sums + t * x.padded, *steps = x.steps + t * x.steps_stride();
     std::fill(sums, sums + x.padded, 0.0f);
     std::fill(steps, steps + x.steps_stride(), 0.0f);
     if (t >= p.m) {
-      std::fill(values, values + x.blocks * kBlockWords, 0);
+      std::fill(values, values + x.blocks * kFixedWords, 0);
       continue;
     }
     const bf16 *row = static_cast<const bf16 *>(p.a.data) + t * p.a.stride;
     for (int64_t b = 0; b < x.blocks; ++b) {
-      C::put(to_fixed_point(row + b * kBlock, steps + b, sums + b), values + b * kBlockWords);
+      C::put(to_fixed_point(row + b * kFixedBlock, steps + b, sums + b), values + b * kFixedWords);
     }
     for (int64_t r = 1; r < kGroup; ++r) std::copy(steps, steps + x.blocks, steps + r * x.blocks);
   }
@@ -242,16 +210,16 @@ void read_tokens(const LinearProblem &p, const Tokens &x) {
 struct Layout {
   int64_t blocks, padded, steps, worker_floats, token_floats;
   explicit Layout(int64_t width)
-      : blocks(width / kBlock), padded(round_up(blocks, kLanes)), steps(kGroup * blocks + kLanes),
+      : blocks(width / kFixedBlock), padded(round_up(blocks, kLanes)), steps(kGroup * blocks + kLanes),
         worker_floats((kMaxTokens + 1) * steps + kMaxTokens * kTaskRows),
-        token_floats(kMaxTokens * (blocks * kBlockWords + padded + steps)) {}
+        token_floats(kMaxTokens * (blocks * kFixedWords + padded + steps)) {}
 };
 
 bool has_codes(int32_t dtype) { return dtype >= SG_Q4_0 && dtype <= SG_Q8_0; }
 
 int32_t supports(const sg_call *call) {
   LinearProblem p;
-  if (!read_linear<LinearOp::forward>(call, &p) || p.m < 1 || p.m > kMaxTokens || p.n < kGroup || p.k < kBlock) return 0;
+  if (!read_linear<LinearOp::forward>(call, &p) || p.m < 1 || p.m > kMaxTokens || p.n < kGroup || p.k < kFixedBlock) return 0;
   if (p.a.dtype != SG_BF16 || !has_codes(p.b.dtype)) return 0;
   return isa_score(SG_ISA_NAME) > 0 ? isa_score(SG_ISA_NAME) + 45 : 0;
 }
@@ -267,7 +235,7 @@ int32_t run_on(const sg_call *call, const LinearProblem &p) {
   const Layout layout(p.k);
   float *space = static_cast<float *>(call->workspace);
   const int count = p.m <= 2 ? static_cast<int>(p.m) : p.m <= 4 ? 4 : 8;
-  float *sums = space + kMaxTokens * layout.blocks * kBlockWords;
+  float *sums = space + kMaxTokens * layout.blocks * kFixedWords;
   const Tokens x{count, layout.blocks, layout.padded, reinterpret_cast<int32_t *>(space), sums,
                  sums + kMaxTokens * layout.padded};
   read_tokens<C>(p, x);
