@@ -11,6 +11,7 @@
 // A column's sums run over K in one order: a token's bits don't depend on the other tokens, nor on how many there are,
 // as long as this kernel runs.
 #include "linear.h"
+#include "wide_blocks.h"
 
 namespace sg::cpu::SG_ISA {
 namespace {
@@ -69,9 +70,6 @@ struct WideReader : Inner {
   }
 };
 
-inline __m512i twice(const uint8_t *p) {
-  return _mm512_broadcast_i64x4(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(p)));
-}
 inline __m512i halves(int low, int high) {
   return _mm512_inserti64x4(_mm512_set1_epi32(low), _mm256_set1_epi32(high), 1);
 }
@@ -91,15 +89,7 @@ struct SixBitScales {
       }
       _mm512_store_si512(codes + 64 * pair, code);
     }
-    const uint32_t a = load_u32(block + 4), b = load_u32(block + 8), c = load_u32(block + 12);
-    const uint32_t six = 0x3f3f3f3f, four = 0x0f0f0f0f, two = 0x03030303;
-    const uint64_t scale = (a & six) | static_cast<uint64_t>((c & four) | (a >> 6 & two) << 4) << 32;
-    const uint64_t minimum = (b & six) | static_cast<uint64_t>((c >> 4 & four) | (b >> 6 & two) << 4) << 32;
-    const __m128i all = _mm_set_epi64x(static_cast<int64_t>(minimum), static_cast<int64_t>(scale));
-    const vf factors = _mm512_insertf32x8(vset(load_half(block)), _mm256_set1_ps(-load_half(block + 2)), 1);
-    const vf values = vmul(vto_float(_mm512_cvtepu8_epi32(all)), factors);
-    _mm256_storeu_ps(scales, _mm512_castps512_ps256(values));
-    _mm256_storeu_ps(offsets, _mm512_extractf32x8_ps(values, 1));
+    read_six_bit_scales(block, scales, offsets);
   }
 };
 

@@ -2,6 +2,7 @@
 // of 32 or 16 of a block's elements.
 #include "fixed_point.h"
 #include "linear.h"
+#include "wide_blocks.h"
 
 #if defined(__AVX512F__)
 
@@ -22,10 +23,6 @@ struct Tokens {
   float *sums;      // [count][units]
 };
 
-inline __m512i twice(const uint8_t *p) {
-  return _mm512_broadcast_i64x4(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(p)));
-}
-
 // Codes: `read` gives those of unit j, twice, for upper and lower digits; `convert` the scales of a block, kFactors for each
 // unit, and what is added to its values; kBias: how much too large codes are, if there is no such offset.
 
@@ -42,17 +39,7 @@ struct SixBitScales {
     return _mm512_mask_add_epi8(code, high, code, _mm512_set1_epi8(16));
   }
   static vf factor(const float *scale) { return vset(*scale); }
-  static void convert(const uint8_t *block, float *scales, float *offsets) {
-    const uint32_t a = load_u32(block + 4), b = load_u32(block + 8), c = load_u32(block + 12);
-    const uint32_t six = 0x3f3f3f3f, four = 0x0f0f0f0f, two = 0x03030303;
-    const uint64_t scale = (a & six) | static_cast<uint64_t>((c & four) | (a >> 6 & two) << 4) << 32;
-    const uint64_t minimum = (b & six) | static_cast<uint64_t>((c >> 4 & four) | (b >> 6 & two) << 4) << 32;
-    const __m128i all = _mm_set_epi64x(static_cast<int64_t>(minimum), static_cast<int64_t>(scale));
-    const vf factors = _mm512_insertf32x8(vset(load_half(block)), _mm256_set1_ps(-load_half(block + 2)), 1);
-    const vf values = vmul(vto_float(_mm512_cvtepu8_epi32(all)), factors);
-    _mm256_storeu_ps(scales, _mm512_castps512_ps256(values));
-    _mm256_storeu_ps(offsets, _mm512_extractf32x8_ps(values, 1));
-  }
+  static void convert(const uint8_t *block, float *scales, float *offsets) { read_six_bit_scales(block, scales, offsets); }
 };
 
 // Scales of eight bits for units of 16, codes of six.
