@@ -10,9 +10,11 @@ namespace sg::cpu::SG_ISA {
 
 constexpr int64_t kFixedBlock = 32, kFixedWords = 16;  // values of a block, and words that hold them
 
-// A block as integers times a power of two, its step, which is not a number where a value is not finite. sum: of the values.
+// A block, or as much of it as `count` says, as integers times a power of two, its step, which is not a number where a value
+// is not finite. sum: of the values.
+template <int count = kFixedBlock>
 inline __m512i to_fixed_point(const bf16 *x, float *step, float *sum) {
-  const vf low = vload(x), high = vload(x + kLanes);
+  const vf low = vload(x), high = count == kFixedBlock ? vload(x + kLanes) : vzero();
   const vf largest = vmax(_mm512_abs_ps(low), _mm512_abs_ps(high));
   const vf bad = vadd(vmul(low, vzero()), vmul(high, vzero()));  // 0, or NaN in a lane that is not finite
   // 2^13 / 2^e, with e the exponent of the largest, kept within what a float and its reciprocal hold.
@@ -24,12 +26,11 @@ inline __m512i to_fixed_point(const bf16 *x, float *step, float *sum) {
   return _mm512_inserti64x4(_mm512_castsi256_si512(_mm512_cvtepi32_epi16(a)), _mm512_cvtepi32_epi16(b), 1);
 }
 
-// x = 256 upper + lower, both signed bytes: 32 upper ones, then 32 lower ones.
-inline void put_digits(__m512i x, int32_t *out) {
+// x = 256 upper + lower, both signed bytes: the 32 upper ones, then the 32 lower ones.
+inline __m512i to_digits(__m512i x) {
   const __m512i upper = _mm512_srai_epi16(_mm512_add_epi16(x, _mm512_set1_epi16(128)), 8);
   const __m512i lower = _mm512_sub_epi16(x, _mm512_slli_epi16(upper, 8));
-  _mm256_storeu_si256(reinterpret_cast<__m256i *>(out), _mm512_cvtepi16_epi8(upper));
-  _mm256_storeu_si256(reinterpret_cast<__m256i *>(out + 8), _mm512_cvtepi16_epi8(lower));
+  return _mm512_inserti64x4(_mm512_castsi256_si512(_mm512_cvtepi16_epi8(upper)), _mm512_cvtepi16_epi8(lower), 1);
 }
 
 // Four vectors to the sum of each.

@@ -238,14 +238,12 @@ void read_tokens(const LinearProblem &p, TokenUnit<tokens> *x) {
   }
 }
 
-bool has_codes(int32_t dtype) {
-  return dtype == SG_Q4_0 || dtype == SG_Q4_1 || dtype == SG_Q5_0 || dtype == SG_Q5_1;
-}
+using Formats = FormatList<SG_Q4_0, SG_Q4_1, SG_Q5_0, SG_Q5_1>;
 
 int32_t supports(const sg_call *call) {
   LinearProblem p;
   if (!cpu_features().amx_bf16 || !read_linear<LinearOp::forward>(call, &p)) return 0;
-  if (p.m < 1 || p.m > kTokens || p.n < kRows || p.k < kUnit || p.a.dtype != SG_BF16 || !has_codes(p.b.dtype)) return 0;
+  if (p.m < 1 || p.m > kTokens || p.n < kRows || p.k < kUnit || p.a.dtype != SG_BF16 || !Formats::has(p.b.dtype)) return 0;
   return p.m <= 2 ? 60 : 70;  // one or two tokens are multiplied faster by the dot products of linear_few_codes.cpp
 }
 
@@ -258,7 +256,7 @@ size_t workspace(const sg_call *call) {
 }
 
 template <int32_t dtype, int tokens>
-int32_t run_on(const sg_call *call, const LinearProblem &p) {
+void run_on(const sg_call *call, const LinearProblem &p) {
   auto *x = static_cast<TokenUnit<tokens> *>(call->workspace);
   char *workers = static_cast<char *>(call->workspace) + token_bytes(p.k);
   read_tokens<tokens>(p, x);
@@ -272,25 +270,17 @@ int32_t run_on(const sg_call *call, const LinearProblem &p) {
     multiply_task<dtype, tokens>(task, x, span, sums);
     p.finish(0, static_cast<int>(p.m), begin, static_cast<int>(end - begin), sums, kTaskRows);
   });
-  return SG_OK;
 }
 template <int32_t dtype>
-int32_t run_on(const sg_call *call, const LinearProblem &p) {
+void run_on(const sg_call *call, const LinearProblem &p) {
   return p.m <= 4 ? run_on<dtype, 4>(call, p) : p.m <= 8 ? run_on<dtype, 8>(call, p) : run_on<dtype, kTokens>(call, p);
 }
 
 int32_t run(const sg_call *call) {
   LinearProblem p;
-  if (read_linear<LinearOp::forward>(call, &p)) {
-    switch (p.b.dtype) {
-      case SG_Q4_0: return run_on<SG_Q4_0>(call, p);
-      case SG_Q4_1: return run_on<SG_Q4_1>(call, p);
-      case SG_Q5_0: return run_on<SG_Q5_0>(call, p);
-      case SG_Q5_1: return run_on<SG_Q5_1>(call, p);
-      default: break;
-    }
-  }
-  return fail(call, "linear: operands changed since the kernel was chosen");
+  const bool known = read_linear<LinearOp::forward>(call, &p) &&
+                     Formats::with(p.b.dtype, [&](auto tag) { run_on<decltype(tag)::value>(call, p); });
+  return known ? SG_OK : fail(call, "linear: operands changed since the kernel was chosen");
 }
 
 constexpr sg_kernel linear{sizeof(sg_kernel), "linear", "cpu", SG_ISA_NAME "_bf16_codes_few",

@@ -10,6 +10,7 @@
 //
 // A column's sums run over K in one order: a token's bits don't depend on the other tokens, nor on how many there are,
 // as long as this kernel runs.
+#include "fixed_point.h"
 #include "linear.h"
 #include "wide_blocks.h"
 
@@ -274,27 +275,6 @@ void multiply_task(const Task &task, const TokenUnit<Reader<dtype>::kUnit> *x, i
   }
 }
 
-// A unit of one token as 15-bit integers times a power of two, its step, which is not a number where a value is not
-// finite; as digits, value = 256 upper + lower: the upper ones in the lower half of the result, the lower ones in the other.
-template <int kUnit>
-inline __m512i to_digits(const bf16 *x, float *step, float *sum) {
-  const vf low = vload(x), high = kUnit == 32 ? vload(x + kLanes) : vzero();
-  const vf largest = vmax(_mm512_abs_ps(low), _mm512_abs_ps(high));
-  const vf bad = vadd(vmul(low, vzero()), vmul(high, vzero()));  // 0, or NaN in a lane that is not finite
-  const bool finite = _mm512_cmp_ps_mask(bad, bad, _CMP_UNORD_Q) == 0;
-  // 2^13 / 2^e, with e the exponent of the largest, kept within what a float and its reciprocal hold.
-  const float e = std::max(_mm512_reduce_max_ps(_mm512_getexp_ps(largest)), -100.0f);
-  const vf factor = vexp2_int(vset(13.0f - e));
-  const __m512i a = _mm512_cvtps_epi32(vmul(low, factor)), b = _mm512_cvtps_epi32(vmul(high, factor));
-  *step = finite ? _mm512_cvtss_f32(vexp2_int(vset(e - 13.0f))) : std::numeric_limits<float>::quiet_NaN();
-  *sum = *step * static_cast<float>(_mm512_reduce_add_epi32(_mm512_add_epi32(a, b)));
-  const __m512i first = _mm512_castsi256_si512(_mm512_cvtepi32_epi16(a));
-  const __m512i words = _mm512_inserti64x4(first, _mm512_cvtepi32_epi16(b), 1);
-  const __m512i tops = _mm512_srai_epi16(_mm512_add_epi16(words, _mm512_set1_epi16(128)), 8);
-  const __m256i rests = _mm512_cvtepi16_epi8(_mm512_sub_epi16(words, _mm512_slli_epi16(tops, 8)));
-  return _mm512_inserti64x4(_mm512_castsi256_si512(_mm512_cvtepi16_epi8(tops)), rests, 1);
-}
-
 // rows[t] of 32-bit elements (half h, k) become rows[k] of elements (half h, t): an 8 x 8 square in each half.
 inline void transpose_halves(__m512i (&rows)[kTokens]) {
   __m512i pairs[8], fours[8];
@@ -324,7 +304,8 @@ void read_unit(const LinearProblem &p, int64_t first, int64_t unit, TokenUnit<kU
   alignas(64) float steps[kTokens] = {}, sums[kTokens] = {};
 #pragma GCC unroll 8
   for (int t = 0; t < kTokens; ++t) {
-    rows[t] = t < count ? to_digits<kUnit>(x + t * p.a.stride, steps + t, sums + t) : _mm512_setzero_si512();
+    if (t < count) rows[t] = to_digits(to_fixed_point<kUnit>(x + t * p.a.stride, steps + t, sums + t));
+    else rows[t] = _mm512_setzero_si512();
   }
   transpose_halves(rows);
 #pragma GCC unroll 8
@@ -344,11 +325,13 @@ int64_t token_bytes(int64_t tokens, int64_t width) {
   return (tokens + kTokens - 1) / kTokens * (width / 16) * static_cast<int64_t>(sizeof(TokenUnit<16>));
 }
 
+using Formats = FormatList<SG_Q8_0, SG_Q4_K, SG_Q5_K, SG_Q6_K>;
+
 int32_t supports(const sg_call *call) {
   LinearProblem p;
   if (!cpu_features().amx_int8 || !read_linear<LinearOp::forward>(call, &p)) return 0;
   if (p.m < 1 || p.m > kMaxTokens || p.n < kRows || p.k < 32 || p.a.dtype != SG_BF16) return 0;
-  if (p.b.dtype != SG_Q8_0 && p.b.dtype != SG_Q4_K && p.b.dtype != SG_Q5_K && p.b.dtype != SG_Q6_K) return 0;
+  if (!Formats::has(p.b.dtype)) return 0;
   // One or two tokens are multiplied faster by the dot products of linear_few_codes.cpp, where it has the format.
   return p.b.dtype == SG_Q8_0 && p.m <= 2 ? 60 : 70;
 }
@@ -379,16 +362,9 @@ void run_on(const sg_call *call, const LinearProblem &p) {
 
 int32_t run(const sg_call *call) {
   LinearProblem p;
-  if (read_linear<LinearOp::forward>(call, &p)) {
-    switch (p.b.dtype) {
-      case SG_Q8_0: return run_on<SG_Q8_0>(call, p), SG_OK;
-      case SG_Q4_K: return run_on<SG_Q4_K>(call, p), SG_OK;
-      case SG_Q5_K: return run_on<SG_Q5_K>(call, p), SG_OK;
-      case SG_Q6_K: return run_on<SG_Q6_K>(call, p), SG_OK;
-      default: break;
-    }
-  }
-  return fail(call, "linear: operands changed since the kernel was chosen");
+  const bool known = read_linear<LinearOp::forward>(call, &p) &&
+                     Formats::with(p.b.dtype, [&](auto tag) { run_on<decltype(tag)::value>(call, p); });
+  return known ? SG_OK : fail(call, "linear: operands changed since the kernel was chosen");
 }
 
 constexpr sg_kernel linear{sizeof(sg_kernel), "linear", "cpu", SG_ISA_NAME "_bf16_few",

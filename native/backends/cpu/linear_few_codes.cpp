@@ -43,7 +43,7 @@ struct Nibbles {
   static vf lanes() {
     return _mm512_setr_ps(256, 256, 256, 256, 16, 16, 16, 16, 1, 1, 1, 1, 0.0625f, 0.0625f, 0.0625f, 0.0625f);
   }
-  static void put(__m512i x, int32_t *out) { put_digits(x, out); }
+  static void put(__m512i x, int32_t *out) { _mm512_storeu_si512(out, to_digits(x)); }
 };
 
 // Five bits: the nibbles are moved down, so that the fifth ones, 32 bits before the nibbles, find room above them.
@@ -215,12 +215,12 @@ struct Layout {
         token_floats(kMaxTokens * (blocks * kFixedWords + padded + steps)) {}
 };
 
-bool has_codes(int32_t dtype) { return dtype >= SG_Q4_0 && dtype <= SG_Q8_0; }
+using Formats = FormatList<SG_Q4_0, SG_Q4_1, SG_Q5_0, SG_Q5_1, SG_Q8_0>;
 
 int32_t supports(const sg_call *call) {
   LinearProblem p;
   if (!read_linear<LinearOp::forward>(call, &p) || p.m < 1 || p.m > kMaxTokens || p.n < kGroup || p.k < kFixedBlock) return 0;
-  if (p.a.dtype != SG_BF16 || !has_codes(p.b.dtype)) return 0;
+  if (p.a.dtype != SG_BF16 || !Formats::has(p.b.dtype)) return 0;
   return isa_score(SG_ISA_NAME) > 0 ? isa_score(SG_ISA_NAME) + 45 : 0;
 }
 
@@ -230,7 +230,7 @@ size_t workspace(const sg_call *call) {
 }
 
 template <int32_t dtype>
-int32_t run_on(const sg_call *call, const LinearProblem &p) {
+void run_on(const sg_call *call, const LinearProblem &p) {
   using C = Codes<dtype>;
   const Layout layout(p.k);
   float *space = static_cast<float *>(call->workspace);
@@ -247,22 +247,13 @@ int32_t run_on(const sg_call *call, const LinearProblem &p) {
     multiply_tokens<C>({static_cast<const uint8_t *>(p.b.data), p.b.row_bytes, begin, end}, x, scratch, sums);
     p.finish(0, static_cast<int>(p.m), begin, static_cast<int>(end - begin), sums, kTaskRows);
   });
-  return SG_OK;
 }
 
 int32_t run(const sg_call *call) {
   LinearProblem p;
-  if (read_linear<LinearOp::forward>(call, &p)) {
-    switch (p.b.dtype) {
-      case SG_Q4_0: return run_on<SG_Q4_0>(call, p);
-      case SG_Q4_1: return run_on<SG_Q4_1>(call, p);
-      case SG_Q5_0: return run_on<SG_Q5_0>(call, p);
-      case SG_Q5_1: return run_on<SG_Q5_1>(call, p);
-      case SG_Q8_0: return run_on<SG_Q8_0>(call, p);
-      default: break;
-    }
-  }
-  return fail(call, "linear: operands changed since the kernel was chosen");
+  const bool known = read_linear<LinearOp::forward>(call, &p) &&
+                     Formats::with(p.b.dtype, [&](auto tag) { run_on<decltype(tag)::value>(call, p); });
+  return known ? SG_OK : fail(call, "linear: operands changed since the kernel was chosen");
 }
 
 constexpr sg_kernel linear{sizeof(sg_kernel), "linear", "cpu", SG_ISA_NAME "_bf16_few",

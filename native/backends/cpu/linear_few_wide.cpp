@@ -158,7 +158,7 @@ void read_tokens(const LinearProblem &p, const Tokens &x) {
       const int64_t at = t * x.units + u;
       int32_t *values = x.values + at * kFixedWords;
       if (t < p.m) {
-        put_digits(to_fixed_point(row + u * kFixedBlock, x.steps + at, x.sums + at), values);
+        _mm512_storeu_si512(values, to_digits(to_fixed_point(row + u * kFixedBlock, x.steps + at, x.sums + at)));
       } else {
         _mm512_storeu_si512(values, _mm512_setzero_si512());
         x.steps[at] = x.sums[at] = 0.0f;
@@ -171,10 +171,12 @@ void read_tokens(const LinearProblem &p, const Tokens &x) {
   }
 }
 
+using Formats = FormatList<SG_Q4_K, SG_Q5_K, SG_Q6_K>;
+
 int32_t supports(const sg_call *call) {
   LinearProblem p;
   if (!read_linear<LinearOp::forward>(call, &p) || p.m < 1 || p.m > kMaxTokens || p.n < 4 || p.k < kWide) return 0;
-  if (p.a.dtype != SG_BF16 || !(p.b.dtype == SG_Q4_K || p.b.dtype == SG_Q5_K || p.b.dtype == SG_Q6_K)) return 0;
+  if (p.a.dtype != SG_BF16 || !Formats::has(p.b.dtype)) return 0;
   return isa_score(SG_ISA_NAME) > 0 ? isa_score(SG_ISA_NAME) + (p.m <= 2 ? 55 : 45) : 0;
 }
 
@@ -192,7 +194,7 @@ size_t workspace(const sg_call *call) {
 }
 
 template <int32_t dtype>
-int32_t run_on(const sg_call *call, const LinearProblem &p) {
+void run_on(const sg_call *call, const LinearProblem &p) {
   using C = Codes<dtype>;
   const Layout layout(p.k);
   const int count = p.m <= 2 ? static_cast<int>(p.m) : p.m <= 4 ? 4 : 8;
@@ -215,20 +217,13 @@ int32_t run_on(const sg_call *call, const LinearProblem &p) {
     multiply({static_cast<const uint8_t *>(p.b.data), p.b.row_bytes, begin, end}, x, scratch, sums);
     p.finish(0, static_cast<int>(p.m), begin, static_cast<int>(end - begin), sums, kTaskRows);
   });
-  return SG_OK;
 }
 
 int32_t run(const sg_call *call) {
   LinearProblem p;
-  if (read_linear<LinearOp::forward>(call, &p)) {
-    switch (p.b.dtype) {
-      case SG_Q4_K: return run_on<SG_Q4_K>(call, p);
-      case SG_Q5_K: return run_on<SG_Q5_K>(call, p);
-      case SG_Q6_K: return run_on<SG_Q6_K>(call, p);
-      default: break;
-    }
-  }
-  return fail(call, "linear: operands changed since the kernel was chosen");
+  const bool known = read_linear<LinearOp::forward>(call, &p) &&
+                     Formats::with(p.b.dtype, [&](auto tag) { run_on<decltype(tag)::value>(call, p); });
+  return known ? SG_OK : fail(call, "linear: operands changed since the kernel was chosen");
 }
 
 constexpr sg_kernel linear{sizeof(sg_kernel), "linear", "cpu", SG_ISA_NAME "_bf16_wide_few",

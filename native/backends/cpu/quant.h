@@ -226,6 +226,17 @@ inline bool with_format(int32_t dtype, Use &&use) {
   }
 }
 
+// The formats that a kernel reads.
+template <int32_t... formats>
+struct FormatList {
+  static bool has(int32_t dtype) { return ((dtype == formats) || ...); }
+  // As with_format, for these alone.
+  template <class Use>
+  static bool with(int32_t dtype, Use &&use) {
+    return ((dtype == formats && (use(FormatTag<formats>{}), true)) || ...);
+  }
+};
+
 inline bool is_quantised(int32_t dtype) { return dtype >= SG_Q4_0 && dtype <= SG_Q6_K; }
 // Every dtype that a weight may have.
 inline bool is_weight(int32_t dtype) {
