@@ -1,4 +1,4 @@
-"""Tiny things that tests of plugins and of the core train and answer with."""
+"""Tiny things that tests of plugins and of the core train and answer with, and files beside them."""
 
 from __future__ import annotations
 
@@ -30,3 +30,17 @@ def write_byte_tokenizer(
     config = {"tokenizer_class": "PreTrainedTokenizerFast", **settings}
     (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
     return folder
+
+
+def write_sentence_modules(folder: str | Path, width: int, pooling: str, *behind: str) -> None:
+    """Writes, beside a checkpoint, how sentence-transformers says that its texts become vectors of ``width``. pooling: the mode
+    ("mean_tokens", "lasttoken"). behind: kinds of the modules after it ("Dense", "Normalize"), which have their own folders."""
+    kinds = [("Transformer", ""), *((kind, f"{i}_{kind}") for i, kind in enumerate(("Pooling", *behind), 1))]
+    modules = [{"idx": i, "name": str(i), "path": name, "type": f"sentence_transformers.models.{kind}"}
+               for i, (kind, name) in enumerate(kinds)]
+    folder = Path(folder)
+    (folder / "modules.json").write_text(json.dumps(modules), encoding="utf-8")
+    (folder / "1_Pooling").mkdir()
+    flags = ("cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken")
+    config = {"word_embedding_dimension": width, **{f"pooling_mode_{flag}": flag == pooling for flag in flags}}
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(config), encoding="utf-8")

@@ -17,7 +17,7 @@ from surogate_core.errors import ConfigError, WeightError
 from surogate_core.model import FrozenWeights, LoadedModel, loss_program
 from surogate_core.passes import RECIPES
 from surogate_core.testing.parity import Parity, document_ranges, packed_batch, relative_error
-from surogate_core.testing.tiny import write_byte_tokenizer
+from surogate_core.testing.tiny import write_byte_tokenizer, write_sentence_modules
 from surogate_core.weights.embedding import Embedding, shaped
 
 torch = pytest.importorskip("torch", reason="compares with torch: pip install 'surogate-core[test]'")
@@ -57,15 +57,7 @@ def folder(reference, layers, tmp_path_factory) -> Path:
 
     path = tmp_path_factory.mktemp("embedding") / "model"
     reference.save_pretrained(path)
-    kinds = [("Transformer", ""), ("Pooling", "1_Pooling"), ("Dense", "2_Dense"), ("Dense", "3_Dense"),
-             ("Normalize", "4_Normalize")]
-    modules = [{"idx": i, "name": str(i), "path": name, "type": f"sentence_transformers.models.{kind}"}
-               for i, (kind, name) in enumerate(kinds)]
-    (path / "modules.json").write_text(json.dumps(modules))
-    (path / "1_Pooling").mkdir()
-    flags = ("cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken")
-    pooling = {f"pooling_mode_{flag}": flag == "mean_tokens" for flag in flags}
-    (path / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": 64, **pooling}))
+    write_sentence_modules(path, 64, "mean_tokens", "Dense", "Dense", "Normalize")
     for name, layer in zip(("2_Dense", "3_Dense"), layers):
         (path / name).mkdir()
         save_file({"linear.weight": layer.weight.detach()}, path / name / "model.safetensors")

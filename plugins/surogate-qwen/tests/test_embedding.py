@@ -11,7 +11,7 @@ import pytest
 from surogate_qwen.family import FAMILIES
 
 from surogate_core.model import LoadedModel
-from surogate_core.testing.tiny import write_byte_tokenizer
+from surogate_core.testing.tiny import write_byte_tokenizer, write_sentence_modules
 from surogate_core.weights.embedding import shaped
 
 torch = pytest.importorskip("torch", reason="compares with torch: pip install 'surogate-core[test]'")
@@ -53,14 +53,7 @@ def folder(request, tmp_path_factory) -> Path:
     config = json.loads((path / "config.json").read_text())
     config |= {"architectures": ["Qwen3ForCausalLM"], "tie_word_embeddings": request.param}
     (path / "config.json").write_text(json.dumps(config))
-    kinds = [("Transformer", ""), ("Pooling", "1_Pooling"), ("Normalize", "2_Normalize")]
-    modules = [{"idx": i, "name": str(i), "path": name, "type": f"sentence_transformers.models.{kind}"}
-               for i, (kind, name) in enumerate(kinds)]
-    (path / "modules.json").write_text(json.dumps(modules))
-    (path / "1_Pooling").mkdir()
-    flags = ("cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken")
-    pooling = {f"pooling_mode_{flag}": flag == "lasttoken" for flag in flags}
-    (path / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": 32, **pooling}))
+    write_sentence_modules(path, 32, "lasttoken", "Normalize")
     write_byte_tokenizer(path, [END], eos_token=END)
     append_end(path)
     return path
