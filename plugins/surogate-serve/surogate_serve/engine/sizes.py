@@ -51,8 +51,9 @@ def context(options: EngineOptions, most: int) -> int:
 
 
 def token_budget(options: EngineOptions, context: int) -> int:
+    """Tokens of a step: no more than all sequences together can bring."""
     budget = options.token_budget or TOKEN_BUDGET.get(options.backend, TOKEN_BUDGET["cuda"])
-    return max(min(budget, _power_from(context)), places(options))
+    return max(min(budget, _power_from(context * places(options))), places(options))
 
 
 def buckets(options: EngineOptions, context: int, plain: bool = True) -> list[Bucket]:
