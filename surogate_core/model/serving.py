@@ -14,7 +14,7 @@ from ..ir.graph import Graph
 from ..ops.sample import DRAW, SAMPLING
 from ..ops.token_logprobs import MOST
 from ..passes import (
-    BankSpec, Recipe, adapter_bank, dead_code, feed_tokens, fuse, fuse_projections, fuse_rope, paged_kv, precision,
+    BankSpec, Recipe, adapter_bank, dead_code, feed_tokens, fuse, fuse_norms, fuse_projections, fuse_rope, paged_kv, precision,
 )
 from ..program import EmitOptions, Emitter, Instruction, Program, emit_each
 from ..program.program import HOST_WRITTEN, PERSISTENT
@@ -42,17 +42,21 @@ class ServingShape:
 
 
 def serving_graph(
-    model: LoadedModel, recipe: Recipe, weights: FrozenWeights, *, max_positions: int, adapters: BankSpec | None = None
+    model: LoadedModel, recipe: Recipe, weights: FrozenWeights, *, max_positions: int, adapters: BankSpec | None = None,
+    few: bool = False,
 ) -> Graph:
-    """What all programs of a model that serve it are emitted from. max_positions: of the longest sequence. Products of the
-    same input are one where ``weights`` are copies anyway, as they are on a device."""
+    """What programs of a model that serve it are emitted from. max_positions: of the longest sequence. few: for programs of a
+    few tokens on a device. Products of the same input are one where ``weights`` are copies anyway, as they are on a device."""
     graph = feed_tokens(paged_kv(trace(model.dsl(), "row_logits", max_positions)))
     if weights.backend != "cpu":
         fuse_projections(graph, weights.dtypes(graph))
     if adapters is not None:
         adapter_bank(graph, adapters)
     fuse_rope(graph)
-    return dead_code(precision(fuse(graph), recipe))
+    precision(fuse(graph), recipe)
+    if few:
+        fuse_norms(graph, weights.dtypes(graph))
+    return dead_code(graph)
 
 
 def serving_program(

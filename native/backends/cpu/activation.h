@@ -1,8 +1,10 @@
 // Gated activations in fp32, a vector at a time: value and derivative together, since they share their exponential.
 #pragma once
 
+#include <cstring>
 #include <initializer_list>
 
+#include "kernel.h"
 #include "simd.h"
 
 namespace sg::cpu::SG_ISA {
@@ -68,5 +70,22 @@ struct Gelu {
     return {vmul(x, n.cdf), vfma(vmul(x, vset(0.39894228040143268f)), n.exponential, n.cdf)};
   }
 };
+
+// Of attribute "activation".
+inline bool known_activation(const sg_call *call) {
+  const char *name = attr_string(call, "activation", "silu");
+  return !std::strcmp(name, "silu") || !std::strcmp(name, "gelu_tanh") || !std::strcmp(name, "gelu");
+}
+template <class Body>
+inline void with_activation(const sg_call *call, Body &&body) {
+  const char *name = attr_string(call, "activation", "silu");
+  if (!std::strcmp(name, "silu")) {
+    body(Silu{});
+  } else if (!std::strcmp(name, "gelu_tanh")) {
+    body(GeluTanh{});
+  } else {
+    body(Gelu{});
+  }
+}
 
 }  // namespace sg::cpu::SG_ISA

@@ -6,22 +6,6 @@
 namespace sg::cpu::SG_ISA {
 namespace {
 
-bool known_activation(const sg_call *call) {
-  const char *name = attr_string(call, "activation", "silu");
-  return !std::strcmp(name, "silu") || !std::strcmp(name, "gelu_tanh") || !std::strcmp(name, "gelu");
-}
-template <class Body>
-void with_activation(const sg_call *call, Body &&body) {
-  const char *name = attr_string(call, "activation", "silu");
-  if (!std::strcmp(name, "silu")) {
-    body(Silu{});
-  } else if (!std::strcmp(name, "gelu_tanh")) {
-    body(GeluTanh{});
-  } else {
-    body(Gelu{});
-  }
-}
-
 // Operands are all [T, N] of one dtype, with dense rows.
 bool all_alike(const sg_call *call) {
   const sg_tensor *first = input(call, 0);

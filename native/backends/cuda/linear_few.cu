@@ -10,67 +10,10 @@
 //
 // A result's bits depend on its token, its weight row and K, not on how many tokens there are: warps take groups of
 // 128 terms in turn, and their sums are added in order.
-#include "attention_ptx.cuh"
-#include "linear_few.cuh"
-#include "linear_few_ptx.cuh"
+#include "linear_few_bf16.cuh"
 
 namespace sg::cuda {
 namespace {
-
-constexpr int kGroup = 128;  // terms that a warp takes at once, in four chunks of 32
-constexpr int64_t kBytesAhead = 4096;  // of a row
-
-// Eight terms; zeros for those that are not there. `whole`: all of them are.
-template <bool packed, bool whole, bool streamed>
-__device__ inline uint4 load_terms(const bf16 *from, int left) {
-  if constexpr (packed) {
-    if (!whole && left <= 0) return {};
-    if constexpr (streamed) return load_streamed(from);
-    return *reinterpret_cast<const uint4 *>(from);
-  } else {
-    uint16_t terms[8];
-#pragma unroll
-    for (int i = 0; i < 8; ++i) terms[i] = whole || i < left ? reinterpret_cast<const uint16_t *>(from)[i] : 0;
-    uint4 word;
-    memcpy(&word, terms, sizeof(word));
-    return word;
-  }
-}
-
-// sums += the warp's 16 * tiles rows times the tokens over the terms [at, at + kGroup), of which this lane takes eight
-// of each chunk; rows[i] and x point at the first of these.
-template <int tiles, bool packed, bool whole>
-__device__ inline void add_group(const bf16 *const (&rows)[2 * tiles], const bf16 *x, bool is_token, int at,
-                                 int left, float (&sums)[tiles][4]) {
-  constexpr int kTogether = packed && tiles == 1 ? 4 : 1;  // chunks whose loads are under way at once
-#pragma unroll
-  for (int first = 0; first < 4; first += kTogether) {
-    uint4 weights[kTogether][2 * tiles], terms[kTogether];
-#pragma unroll
-    for (int j = 0; j < kTogether; ++j) {
-      const int chunk = 32 * (first + j);
-#pragma unroll
-      for (int i = 0; i < 2 * tiles; ++i) {
-        weights[j][i] = load_terms<packed, whole, true>(rows[i] + at + chunk, left - chunk);
-      }
-    }
-#pragma unroll
-    for (int j = 0; j < kTogether; ++j) {
-      const int chunk = 32 * (first + j);
-      terms[j] = uint4{};
-      if (is_token) terms[j] = load_terms<packed, whole, false>(x + at + chunk, left - chunk);
-    }
-#pragma unroll
-    for (int j = 0; j < kTogether; ++j) {
-#pragma unroll
-      for (int tile = 0; tile < tiles; ++tile) {
-        const uint4 low = weights[j][2 * tile], high = weights[j][2 * tile + 1];
-        multiply_fragments(sums[tile], {low.x, high.x, low.y, high.y}, terms[j].x, terms[j].y);
-        multiply_fragments(sums[tile], {low.z, high.z, low.w, high.w}, terms[j].z, terms[j].w);
-      }
-    }
-  }
-}
 
 template <int tiles, bool packed, class Y>
 __global__ void __launch_bounds__(kFewThreads, 3)
@@ -89,25 +32,16 @@ __global__ void __launch_bounds__(kFewThreads, 3)
   const bf16 *rows[2 * tiles];
 #pragma unroll
   for (int i = 0; i < 2 * tiles; ++i) rows[i] = weight + min(first + 8 * i + group, p.n - 1) * weight_stride;
-  const int token = slice.first_token + group;
-  const bool is_token = token < p.tokens;
-  x += is_token ? token * p.x_stride : 0;
+  StoredTerms terms(x, p.x_stride, slice.first_token + group, p.tokens);
   const int k = static_cast<int>(p.k);
   float sums[tiles][4] = {};
   for (int begin = warp * kGroup; begin < k; begin += kFewWarps * kGroup) {
     const int at = begin + 8 * (lane % 4);
     with_whole(begin + kGroup <= k, [&](auto whole) {
-      add_group<tiles, packed, decltype(whole)::value>(rows, x, is_token, at, k - at, sums);
+      add_group<tiles, packed, decltype(whole)::value>(rows, terms, at, k - at, sums);
     });
   }
-#pragma unroll
-  for (int tile = 0; tile < tiles; ++tile) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int row = 16 * tile + group + 8 * (i / 2), token = 2 * (lane % 4) + i % 2;
-      partial[warp][row * kFewStride + token] = sums[tile][i];
-    }
-  }
+  leave_sums<tiles>(sums, partial[warp]);
   __syncthreads();
   finish_few<kRows>(p, first, slice.first_token, partial, addend, y);
 }

@@ -79,7 +79,16 @@ struct FewSlice {
   }
 };
 
-// Rows [first, first + rows) of the weight: their results are the sums over warps, in order, of
+// Over all warps, in order.
+template <int rows>
+__device__ inline float sum_of_warps(const float (&partial)[kFewWarps][rows * kFewStride], int row, int token) {
+  float sum = 0.0f;
+#pragma unroll
+  for (int warp = 0; warp < kFewWarps; ++warp) sum += partial[warp][row * kFewStride + token];
+  return sum;
+}
+
+// Rows [first, first + rows) of the weight: their results are the sums over warps of
 // partial[warp][row * kFewStride + token], token counted from `first_token`. Called by all threads, after a barrier.
 template <int rows, class Y>
 __device__ inline void finish_few(const FewProblem &p, int64_t first, int first_token,
@@ -88,10 +97,7 @@ __device__ inline void finish_few(const FewProblem &p, int64_t first, int first_
   const int row = static_cast<int>(threadIdx.x) % rows, token = static_cast<int>(threadIdx.x) / rows;
   const int64_t column = first + row, place = first_token + token;
   if (token >= kFewTokens || place >= p.tokens || column >= p.n) return;
-  float sum = 0.0f;
-#pragma unroll
-  for (int warp = 0; warp < kFewWarps; ++warp) sum += partial[warp][row * kFewStride + token];
-  sum *= p.alpha;
+  float sum = p.alpha * sum_of_warps<rows>(partial, row, token);
   if (p.bias != nullptr) sum += bias_at(p, column);
   if (addend != nullptr) sum += to_float(addend[place * p.addend_stride + column]);
   y[place * p.y_stride + column] = from_float<Y>(sum);

@@ -25,8 +25,9 @@ from .sizes import Bucket
 
 
 FEW_TOKENS = 8
-"""Up to so many tokens a device's products read blocks of quantised weights as they are; above, they read decoded ones.
-The number is that of the kernels for few tokens (kFewTokens of native/backends/cuda/linear_few.cuh)."""
+"""Up to so many tokens a device's products read blocks of quantised weights as they are, and norms go into products; above,
+they read decoded weights and normed tokens. The number is that of the kernels for few tokens (kFewTokens of
+native/backends/cuda/linear_few.cuh)."""
 
 
 @dataclass(frozen=True)
@@ -101,15 +102,15 @@ class Runtime:
         return self.memories[name]
 
     def _kinds_of(self, bank: BankSpec | None) -> list[_Kind]:
-        """On a device quantised weights are there decoded too, or are decoded ahead of the products; but steps of few tokens
-        read the blocks, which are fewer bytes."""
+        """On a device steps of few tokens have programs of their own. Quantised weights are there decoded too, or are decoded
+        ahead of the products; but steps of few tokens read the blocks, which are fewer bytes."""
         adapters, stored = bank is not None, self._stored
         kind = _Kind(self._graph(self.weights, bank), self.weights, adapters)
-        few = kind if stored is self.weights else _Kind(self._graph(stored, bank), stored, adapters)
-        if self.queue.backend == "cpu" or not few.is_quantised():
+        if self.queue.backend == "cpu":
             return [kind]
-        ahead = decoding_stream(self.queue.backend) if few is kind else None
-        return [replace(kind, few=False, prefetch=ahead), replace(few, few=True)]
+        ahead = decoding_stream(self.queue.backend) if stored is self.weights and kind.is_quantised() else None
+        few = _Kind(self._graph(stored, bank, few=True), stored, adapters, few=True)
+        return [replace(kind, few=False, prefetch=ahead), few]
 
     @cached_property
     def _stored(self) -> FrozenWeights:
@@ -118,8 +119,8 @@ class Runtime:
             return self.weights
         return FrozenWeights(self.model, self.recipe.compute, self.queue.backend, self.queue.device)
 
-    def _graph(self, weights: FrozenWeights, bank: BankSpec | None) -> Graph:
-        return serving_graph(self.model, self.recipe, weights, max_positions=self.context, adapters=bank)
+    def _graph(self, weights: FrozenWeights, bank: BankSpec | None, few: bool = False) -> Graph:
+        return serving_graph(self.model, self.recipe, weights, max_positions=self.context, adapters=bank, few=few)
 
     def _shape(self, options: EngineOptions, bucket: Bucket, blocks: int) -> ServingShape:
         places = sizes.places(options)
