@@ -6,7 +6,7 @@ import json
 
 import pytest
 from surogate_core.cli.app import app
-from surogate_serve.bench.load import Load, burst_figures
+from surogate_serve.bench.load import Load, Prompts, burst_figures
 from typer.testing import CliRunner
 
 
@@ -29,6 +29,12 @@ def test_closed_loop_shared_prefixes_and_burst():
     (burst,) = lines("tiny", "--concurrency", "2", "--burst", "--repetitions", "1", *SMALL)
     assert burst["prefill_tokens_per_second"] > 0 and burst["one_token_ms"] > 0
     assert ("decode_not_told" in burst) == (burst["decode_tokens_per_second"] is None)  # a busy machine tells none
+
+
+def test_loads_of_one_server_have_prompts_of_their_own_behind_what_they_share():
+    load = Load("m", prompt_tokens=40, shared=8)
+    one, three = (json.loads(Prompts(load, clients).body(1))["prompt"] for clients in (1, 3))
+    assert one[:8] == three[:8] and one[8:24] != three[8:24] and len(one) == len(three) == 40
 
 
 @pytest.mark.parametrize(

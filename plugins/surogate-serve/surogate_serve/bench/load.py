@@ -37,11 +37,13 @@ class Load:
 
 
 class Prompts:
-    """Prompts that no server has in its cache, but for what they share."""
+    """Prompts that no server has in its cache, but for what they share; other ones for each number of ``clients``, which load
+    the same server one after another."""
 
-    def __init__(self, load: Load) -> None:
+    def __init__(self, load: Load, clients: int) -> None:
         self._load, self._random = load, random.Random(load.seed)
         self._shared = self._ids(load.shared)
+        self._random.seed(f"{load.seed} {clients}")
 
     def _ids(self, count: int) -> list[int]:
         return [self._random.randrange(self._load.last_id // 4, self._load.last_id) for _ in range(count)]
@@ -98,7 +100,7 @@ def spread(seconds: Sequence[float]) -> dict[str, float]:
 
 async def run_load(endpoint: Endpoint, load: Load, concurrency: int) -> dict[str, Any]:
     """A closed loop of ``concurrency`` clients, or with ``load.rate`` an open loop, in which ``concurrency`` is not looked at."""
-    prompts = Prompts(load)
+    prompts = Prompts(load, concurrency)
     bodies = [prompts.body(load.output_tokens) for _ in range(load.requests)]
     begun = time.perf_counter()
     if load.rate is None:
@@ -133,7 +135,7 @@ async def run_burst(endpoint: Endpoint, load: Load, size: int, repetitions: int)
 
     decode = size (n - 1) / (seconds for n tokens - seconds for 1 token); prefill = size x prompt / seconds for 1 token.
     """
-    prompts = Prompts(load)
+    prompts = Prompts(load, size)
 
     async def seconds(tokens: int) -> tuple[float, list[Timing]]:
         bodies = [prompts.body(tokens) for _ in range(size)]
