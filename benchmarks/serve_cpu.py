@@ -24,10 +24,12 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from common import emit, wait_until_quiet
 
-SUROGATE = str(Path(sys.executable).with_name("surogate"))
+SUROGATE = [sys.executable, "-c", "from surogate_core.cli import main; main()"]
+"""`surogate`, also where its script is not installed."""
 MODEL = "served"
 TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -56,7 +58,7 @@ def main() -> None:
 def command(server: str, model: Path, arguments: argparse.Namespace) -> list[str]:
     """The words that start it, but for the port. Both get 8 places of 2,048 tokens."""
     if server == "surogate":
-        words = [SUROGATE, "serve", f"{MODEL}={model}", "--context", "2048", "--max-sequences", "8", "--backend", "cpu"]
+        words = [*SUROGATE, "serve", f"{MODEL}={model}", "--context", "2048", "--max-sequences", "8", "--backend", "cpu"]
         return [*words, "--threads", str(arguments.threads), "--port"]
     words = [arguments.peer, "--model", str(model), "--alias", MODEL, "--ctx-size", str(8 * 2048), "--parallel", "8"]
     return [*words, "--threads", str(arguments.threads), "--threads-batch", str(arguments.threads), "--port"]
@@ -71,14 +73,14 @@ def running(words: list[str]) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
         process = subprocess.Popen([*words, str(port)], stdout=output, stderr=output)
         try:
             url = f"http://127.0.0.1:{port}"
-            wait_for(url, process)
+            wait_for(url, process, output)
             yield url, process
         finally:
             process.terminate()
             process.wait(60)
 
 
-def wait_for(url: str, process: subprocess.Popen[bytes]) -> None:
+def wait_for(url: str, process: subprocess.Popen[bytes], output: BinaryIO) -> None:
     until = time.monotonic() + 120
     while True:
         try:
@@ -86,7 +88,9 @@ def wait_for(url: str, process: subprocess.Popen[bytes]) -> None:
                 return
         except (urllib.error.URLError, OSError):
             if process.poll() is not None or time.monotonic() > until:
-                raise SystemExit(f"{process.args[0]} did not come up: {process.poll()}") from None
+                output.seek(0)
+                said = output.read().decode(errors="replace").strip().splitlines()[-20:]
+                raise SystemExit("\n".join([*said, f"{process.args[0]} did not come up: {process.poll()}"])) from None
             time.sleep(0.1)
 
 
@@ -94,7 +98,7 @@ def measure(server: str, url: str, process: subprocess.Popen[bytes], turn: int, 
     sizes = ["--prompt-tokens", str(arguments.prompt), "--output-tokens", str(arguments.new)]
     facts = {"server": server, "round": turn, "threads": arguments.threads, "prompt": arguments.prompt, "new": arguments.new}
     for clients in map(int, arguments.clients.split(",")):
-        words = [SUROGATE, "bench", "serve", url, "--concurrency", str(clients), "--requests", str(2 * clients), *sizes]
+        words = [*SUROGATE, "bench", "serve", url, "--concurrency", str(clients), "--requests", str(2 * clients), *sizes]
         words += ["--seed", str(1000 * turn + clients)]  # no prompt twice: the cache would know it
         before = processor_seconds(process.pid)
         done = subprocess.run([*words, "--model", MODEL], capture_output=True, text=True)
