@@ -39,7 +39,7 @@ class AdminRoute:
         return _answer({"adapters": loaded})
 
     async def load(self, request: Request) -> Response:
-        fields = await read(request, AdapterRequest, self._settings)
+        fields = read(request, AdapterRequest, self._settings)
         model = self._model(fields.model)
         taken = [base for base, other in self._models.items() if other is not model and fields.name in other.adapters]
         if fields.name in self._models or taken:

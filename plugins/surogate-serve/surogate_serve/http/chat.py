@@ -15,12 +15,12 @@ from starlette.responses import Response
 from ..types import Refused
 from .chat_messages import Message, template_messages
 from .chat_reply import ChatReply
-from .conversation import RENDERED_APART, Conversation, ask
+from .conversation import Conversation, ask
 from .limits import Settings
 from .logprobs import TokenTexts
 from .requests import Chosen, GenerationFields, Strict, exchange_of, json_bytes, read, resolve
 from .schema import json_body
-from .sse import open_stream
+from .sse import EventStream
 
 _RESERVED = frozenset({
     "messages", "tools", "documents", "chat_template", "tokenize", "add_generation_prompt", "continue_final_message",
@@ -73,7 +73,7 @@ class ChatRoute:
 
     async def answer(self, request: Request) -> Response:
         settings, exchange = self._settings, exchange_of(request)
-        fields = await read(request, ChatRequest, settings)
+        fields = read(request, ChatRequest, settings)
         _check_supported(fields)
         conversation = _conversation(request, fields, resolve(self._models, fields.model))
         asked = await ask(conversation, settings)
@@ -88,7 +88,7 @@ class ChatRoute:
             include_usage=fields.include_usage,
         )
         if fields.stream:
-            return await open_stream(reply.frames(asked.events), reply.ending, settings.limits, exchange)
+            return EventStream(reply.frames(asked.events), reply.ending, settings.limits, exchange)
         return Response(json_bytes(await reply.whole(asked.events)), media_type="application/json")
 
 
@@ -113,7 +113,7 @@ def _conversation(request: Request, fields: ChatRequest, chosen: Chosen) -> Conv
         variables=variables,
         prefilled=bool(fields.continue_final_message),
         logprobs=(fields.top_logprobs or 0) if fields.logprobs else None,
-        size=int(request.headers.get("content-length") or RENDERED_APART),
+        size=len(exchange_of(request).raw),
     )
 
 

@@ -19,7 +19,7 @@ from .completions_reply import CompletionReply, Continued
 from .constraints import Wanted, grammar_of
 from .limits import Settings
 from .logprobs import TokenTexts
-from .prompts import prompts_of
+from .prompts import read_prompts
 from .requests import (
     Chosen,
     GenerationFields,
@@ -31,7 +31,7 @@ from .requests import (
     room,
 )
 from .schema import json_body
-from .sse import open_stream
+from .sse import EventStream
 
 DEFAULT_TOKENS = 16
 Numbered = tuple[int, Delta]
@@ -61,14 +61,13 @@ class CompletionsRoute:
 
     async def answer(self, request: Request) -> Response:
         exchange, limits = exchange_of(request), self._settings.limits
-        fields = await read(request, CompletionRequest, self._settings)
+        fields = read(request, CompletionRequest, self._settings)
         chosen = resolve(self._models, fields.model)
         _check_supported(fields)
         tokenizer = chosen.model.tokenizer
         with_special = fields.add_special_tokens is not False
-        prompts = await asyncio.to_thread(
-            prompts_of, fields.prompt, tokenizer, "prompt", limits.prompts, add_special_tokens=with_special
-        )
+        size = len(exchange.raw)
+        prompts = await read_prompts(fields.prompt, tokenizer, "prompt", limits.prompts, size, with_special)
         if len(prompts) * (fields.best_of or fields.choices) > limits.queued:
             raise Refused(f"prompts times n (or best_of) may be {limits.queued} at most", param="prompt")
         wanted = DEFAULT_TOKENS if fields.max_tokens is None else fields.max_tokens
@@ -94,7 +93,7 @@ class CompletionsRoute:
             exchange.prompt_tokens, exchange.finish = sum(map(len, prompts)), ["length"] * fields.choices * len(prompts)
         deltas = merged(chosen.model, generations if reply.needs_engine else [])
         if fields.stream:
-            return await open_stream(reply.frames(deltas), reply.ending, limits, exchange)
+            return EventStream(reply.frames(deltas), reply.ending, limits, exchange)
         return Response(json_bytes(await reply.whole(deltas)), media_type="application/json")
 
     def _generation(

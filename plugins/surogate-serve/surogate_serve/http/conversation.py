@@ -12,11 +12,8 @@ from typing import Any
 from ..answers import answers
 from ..types import Delta, Event, Generation, Prompt, Refused, Thinking, Usage
 from .constraints import Wanted, grammar_of, offered_tools
-from .limits import Settings
+from .limits import APART_BYTES, Settings
 from .requests import Chosen, GenerationFields, generation_of, parser_of, room
-
-RENDERED_APART = 32768
-"""Bytes of a request from which on its prompt is made in a thread, so that everyone else's streams go on."""
 
 
 @dataclass(slots=True)
@@ -149,4 +146,4 @@ async def _render(conversation: Conversation, parser: Any, tools: Sequence[Mappi
     def render() -> Prompt:
         return conversation.chosen.model.render(conversation.messages, tools=list(tools) or None, **options)
 
-    return render() if conversation.size < RENDERED_APART else await asyncio.to_thread(render)
+    return render() if conversation.size < APART_BYTES else await asyncio.to_thread(render)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
@@ -18,7 +17,7 @@ from surogate_core.weights.embedding import Embedding, shaped
 from ..engine.embedding import Embedder
 from ..types import Refused
 from .limits import Settings, clip
-from .prompts import prompts_of
+from .prompts import read_prompts
 from .requests import ModelName, Strict, exchange_of, json_bytes, read, resolve
 from .schema import json_body
 
@@ -48,7 +47,7 @@ class EmbeddingsRoute:
 
     async def answer(self, request: Request) -> Response:
         limits, exchange = self._settings.limits, exchange_of(request)
-        fields = await read(request, EmbeddingRequest, self._settings)
+        fields = read(request, EmbeddingRequest, self._settings)
         chosen = resolve(self._models, fields.model)
         if chosen.adapter is not None:
             base = chosen.model.name
@@ -58,10 +57,8 @@ class EmbeddingsRoute:
         about = chosen.model.vectors
         size = _size(fields.dimensions, about)
         given = _prompted(fields.input, about.embedding, fields.prompt_name)
-        prompts = await asyncio.to_thread(
-            prompts_of, given, chosen.model.tokenizer, "input", limits.prompts,
-            add_special_tokens=fields.add_special_tokens is not False,
-        )  # fmt: skip
+        with_special, bytes_ = fields.add_special_tokens is not False, len(exchange.raw)
+        prompts = await read_prompts(given, chosen.model.tokenizer, "input", limits.prompts, bytes_, with_special)
         ends = chosen.model.tokenizer.stop_token_ids
         prompts = [_fit(prompt, fields, about.longest, ends, index) for index, prompt in enumerate(prompts)]
         count = sum(map(len, prompts))

@@ -133,9 +133,9 @@ class _Passage:
         self._guard, self._scope, self._receive, self._send = guard, scope, receive, send
         self._limits = guard._settings.limits
         self._headers: list[tuple[bytes, bytes]] = scope["headers"]
+        self._named = dict(reversed(self._headers))  # of a name that comes twice, the first
         self._started = False
         self._ended = False
-        self._gone = asyncio.Event()
         client = scope.get("client")
         self._exchange = Exchange(scope["method"], scope["path"], client[0] if client else "", self._request_id())
         self._exchange.send, self._exchange.guard = self._answer, guard
@@ -148,89 +148,86 @@ class _Passage:
                 await self._whole(204, [(b"access-control-max-age", b"600")], b"")
                 return
             guard.check(self._scope, exchange)
-            body = await self._body()
-            await self._handle(body)
+            exchange.raw = await self._body()
+            if exchange.raw is not None:
+                await self._handle()
         except Refused as refused:
             await self._refuse(refused)
         finally:
             guard._metrics.request(exchange)
             guard._log.add(exchange)
 
-    async def _handle(self, body: bytes | None) -> None:
-        """Runs the routes, and lets go of them where the client leaves."""
-        if body is None:
-            return
-        self._scope["surogate"] = self._exchange
-        token = current.set(self._exchange)
-        handler = asyncio.create_task(self._routes(body))
-        watcher = asyncio.create_task(self._watch())
-        current.reset(token)
-        self._guard.enter(self._exchange, handler)
+    async def _handle(self) -> None:
+        """Runs the routes, in the task that the server gave this request, until whoever lets go of them cancels it."""
+        exchange, task = self._exchange, asyncio.current_task()
+        assert task is not None
+        self._scope["surogate"] = exchange
+        token = current.set(exchange)
+        watcher = asyncio.create_task(self._watch(task))
+        self._guard.enter(exchange, task)
         try:
-            await asyncio.wait({handler, watcher}, return_when=asyncio.FIRST_COMPLETED)
-            if not handler.done():
-                self._exchange.error = self._exchange.error or "the client left"
-                self._exchange.finish.append("disconnected")
-                self._exchange.status = self._exchange.status or CLIENT_LEFT
-                handler.cancel()
-                await asyncio.wait({handler})
-            if not handler.cancelled():
-                handler.result()
+            await self._routes()
         except asyncio.CancelledError:
-            handler.cancel()
-            await asyncio.wait({handler})
-            raise
+            if not exchange.let_go and exchange.ending is None:
+                raise
+            task.uncancel()
         finally:
             watcher.cancel()
-            self._guard.leave(self._exchange)
+            self._guard.leave(exchange)
+            current.reset(token)
 
-    async def _routes(self, body: bytes) -> None:
-        sent = False
-
-        async def receive() -> Message:
-            nonlocal sent
-            if not sent:
-                sent = True
-                return {"type": "http.request", "body": body, "more_body": False}
-            await self._gone.wait()
-            return {"type": "http.disconnect"}
-
+    async def _routes(self) -> None:
         try:
-            await self._guard._app(self._scope, receive, self._answer)
+            await self._guard._app(self._scope, self._whole_body, self._answer)
         except asyncio.CancelledError:
             ending = self._exchange.ending
-            if ending is not None and not self._started:
-                await self._refuse(ending)
+            if ending is None or self._started or self._exchange.let_go:
+                raise
+            await self._refuse(ending)
         except Refused as refused:
             await self._refuse(refused)
         except Exception:
             logger.exception("request %s failed", self._exchange.request_id)
             await self._refuse(Refused("the server failed while it answered", 500, "internal_error"))
 
-    async def _watch(self) -> None:
+    async def _whole_body(self) -> Message:
+        """`receive` of the routes. That the client left is told by cancelling them."""
+        return {"type": "http.request", "body": self._exchange.raw, "more_body": False}
+
+    async def _watch(self, task: asyncio.Task[None]) -> None:
+        """Lets go of the routes where the client leaves."""
         while (await self._receive())["type"] != "http.disconnect":
             pass
-        self._gone.set()
+        if self._ended:
+            return
+        exchange = self._exchange
+        exchange.error = exchange.error or "the client left"
+        exchange.finish.append("disconnected")
+        exchange.status = exchange.status or CLIENT_LEFT
+        exchange.let_go = True
+        task.cancel()
 
     async def _body(self) -> bytes | None:
         """The whole body; None where the client left before its end."""
         if self._scope["method"] in _READ_ONLY:
             return b""
-        limit = self._limits.body_bytes
-        too_large = Refused(f"the body is larger than {limit} bytes", 413, "request_too_large")
-        if (length := self._header(b"content-length")) is not None and int(length) > limit:
+        if (length := self._named.get(b"content-length")) is not None and int(length) > self._limits.body_bytes:
             await self._discard(int(length))
-            raise too_large
+            raise self._too_large()
         try:
-            body = await asyncio.wait_for(self._read(limit, too_large), self._limits.body_seconds)
+            async with asyncio.timeout(self._limits.body_seconds):
+                body = await self._read()
         except TimeoutError:
             raise Refused(f"the body did not arrive within {self._limits.body_seconds:g} s", 408, "timeout") from None
-        kind = (self._header(b"content-type") or b"application/json").split(b";")[0].strip().lower()
+        kind = (self._named.get(b"content-type") or b"application/json").split(b";")[0].strip().lower()
         if body and not (kind == b"application/json" or kind.endswith(b"+json")):
             raise Refused("the body must be JSON, with `content-type: application/json`", 415, "unsupported_media_type")
         return body
 
-    async def _read(self, limit: int, too_large: Refused) -> bytes | None:
+    def _too_large(self) -> Refused:
+        return Refused(f"the body is larger than {self._limits.body_bytes} bytes", 413, "request_too_large")
+
+    async def _read(self) -> bytes | None:
         chunks, size = [], 0
         while True:
             message = await self._receive()
@@ -239,8 +236,8 @@ class _Passage:
                 return None
             chunks.append(message.get("body", b""))
             size += len(chunks[-1])
-            if size > limit:
-                raise too_large
+            if size > self._limits.body_bytes:
+                raise self._too_large()
             if not message.get("more_body", False):
                 return b"".join(chunks)
 
@@ -300,7 +297,7 @@ class _Passage:
                 (b"vary", b"origin"),
             ]
             if self._is_preflight():
-                asked = self._header(b"access-control-request-headers") or b"authorization, content-type, x-api-key"
+                asked = self._named.get(b"access-control-request-headers") or b"authorization, content-type, x-api-key"
                 headers += [
                     (b"access-control-allow-methods", b"GET, POST, DELETE"),
                     (b"access-control-allow-headers", asked),
@@ -310,13 +307,10 @@ class _Passage:
     def _is_preflight(self) -> bool:
         return (
             self._scope["method"] == "OPTIONS"
-            and self._header(b"access-control-request-method") is not None
+            and b"access-control-request-method" in self._named
             and self._guard.origin_of(self._headers) is not None
         )
 
     def _request_id(self) -> str:
-        given = self._header(b"x-request-id") or b""
+        given = self._named.get(b"x-request-id", b"")
         return given.decode() if _REQUEST_ID.fullmatch(given) else Exchange.new_id()
-
-    def _header(self, wanted: bytes) -> bytes | None:
-        return next((value for name, value in self._headers if name == wanted), None)

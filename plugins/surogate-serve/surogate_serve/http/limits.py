@@ -12,6 +12,8 @@ from ..types import Refused
 
 MAX_ECHO = 200
 """Characters of a request that an error may repeat."""
+APART_BYTES = 32768
+"""Of a request from which on its prompt is made in a thread, so that everyone else's streams go on."""
 
 
 @dataclass(frozen=True, slots=True)

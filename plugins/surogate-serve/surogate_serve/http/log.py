@@ -37,9 +37,13 @@ class Exchange:
     completion_tokens: int = 0
     finish: list[str] = field(default_factory=list)
     error: str | None = None
+    raw: bytes | None = None
+    """The request's body as it came."""
     body: dict[str, Any] | None = None
     ending: Refused | None = None
     """Why the server itself ends this request, where it does."""
+    let_go: bool = False
+    """Nobody is there to be answered: its task was cancelled, and ends without a word."""
     send: Any = None
     """The connection's own `send`, for streams."""
     guard: Any = None

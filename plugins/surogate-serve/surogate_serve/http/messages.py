@@ -12,13 +12,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ..types import Refused
-from .conversation import RENDERED_APART, Conversation, ask, prompt_of
+from .conversation import Conversation, ask, prompt_of
 from .limits import Settings
 from .messages_input import Block, InputMessage, InputTool, InputToolChoice, template_messages, tool_choice_of, tools_of
 from .messages_stream import MessageReply
 from .requests import GenerationFields, ModelName, Strict, exchange_of, json_bytes, read, resolve
 from .schema import json_body
-from .sse import open_stream
+from .sse import EventStream
 
 _NAMES = {
     "stop": "stop_sequences",
@@ -78,7 +78,7 @@ class MessagesRoute:
 
     async def answer(self, request: Request) -> Response:
         settings, exchange = self._settings, exchange_of(request)
-        fields = await read(request, MessagesRequest, settings)
+        fields = read(request, MessagesRequest, settings)
         conversation = self._conversation(request, fields)
         asked = await ask(conversation, settings)
         reply = MessageReply(
@@ -90,11 +90,11 @@ class MessagesRoute:
             thinking_shown=fields.thinking is None or fields.thinking.display != "omitted",
         )
         if fields.stream:
-            return await open_stream(reply.frames(), reply.ending, settings.limits, exchange)
+            return EventStream(reply.frames(), reply.ending, settings.limits, exchange)
         return Response(json_bytes(await reply.whole()), media_type="application/json")
 
     async def count(self, request: Request) -> Response:
-        fields = await read(request, CountRequest, self._settings)
+        fields = read(request, CountRequest, self._settings)
         prompt = await prompt_of(self._conversation(request, fields), self._settings)
         return Response(json_bytes({"input_tokens": len(prompt.tokens)}), media_type="application/json")
 
@@ -119,7 +119,7 @@ class MessagesRoute:
             budget=_budget(fields, sampled) if thinking else None,
             response_format=None if output.format is None else _response_format(output.format),
             prefilled=prefilled,
-            size=int(request.headers.get("content-length") or RENDERED_APART),
+            size=len(exchange_of(request).raw),
             names=_NAMES,
         )
 

@@ -194,18 +194,20 @@ class Metered:
         deltas = self._model.generate(generation)
         meter = _Meter(figures, exchange, len(generation.prompt))
         generation.watchers.append(meter.ended)
+        patience = _Patience(self._model, self._limits.queue_seconds)
         try:
-            meter.delta(first := await self._first(deltas))
-            yield first
             async for delta in deltas:
+                patience.end()
                 meter.delta(delta)
                 yield delta
-        except StopAsyncIteration:
-            return
+        except asyncio.CancelledError:
+            patience.raise_if_over()
+            raise
         except Refused as refused:
             figures.rejected[refused.code or str(refused.status)] += 1
             raise
         finally:
+            patience.end()
             figures.in_flight -= generation.n
             generation.watchers.remove(meter.ended)
             meter.end()
@@ -222,21 +224,32 @@ class Metered:
                 retry_after=1,
             )
 
-    async def _first(self, deltas: Any) -> Delta:
-        """The first delta; as long as others wait too, a request that has none for too long is taken to wait."""
-        first = asyncio.ensure_future(anext(deltas))
-        patience = self._limits.queue_seconds
-        try:
-            while not (await asyncio.wait({first}, timeout=patience))[0]:
-                if self._model.stats().get("waiting", 0):
-                    raise Refused(
-                        f"the request waited {patience:g} s for its turn", 503, "queue_timeout", retry_after=5
-                    )
-        except BaseException:
-            first.cancel()
-            await asyncio.wait({first})
-            raise
-        return first.result()
+
+class _Patience:
+    """For a first token. As long as others wait too, a request that has none for too long is taken to wait."""
+
+    def __init__(self, model: Any, seconds: float) -> None:
+        self._model, self._seconds = model, seconds
+        self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
+        self._over = False
+        self._timer = self._loop.call_later(seconds, self._look)
+
+    def end(self) -> None:
+        self._timer.cancel()
+
+    def _look(self) -> None:
+        if self._task is not None and self._model.stats().get("waiting", 0):
+            self._over = True
+            self._task.cancel()
+        else:
+            self._timer = self._loop.call_later(self._seconds, self._look)
+
+    def raise_if_over(self) -> None:
+        """Where it was this that cancelled the task."""
+        if self._over and self._task is not None:
+            self._task.uncancel()
+            words = f"the request waited {self._seconds:g} s for its turn"
+            raise Refused(words, 503, "queue_timeout", retry_after=5) from None
 
 
 class _Meter:

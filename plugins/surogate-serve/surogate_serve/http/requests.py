@@ -90,11 +90,11 @@ def exchange_of(request: Request) -> Exchange:
     return request.scope["surogate"]
 
 
-async def read(request: Request, kind: type[Fields], settings: Settings) -> Fields:
+def read(request: Request, kind: type[Fields], settings: Settings) -> Fields:
     """The request's body as ``kind``. Raises `Refused` (400) that names the field which does not fit."""
     exchange = exchange_of(request)
-    exchange.route = request.url.path
-    given = parse_json(await request.body(), settings.limits)
+    exchange.route = exchange.path
+    given = parse_json(exchange.raw, settings.limits)
     if settings.log_prompts:
         exchange.body = given
     name = given.get("model")

@@ -16,7 +16,7 @@ from starlette.responses import Response
 
 from ..types import Refused
 from .chat import Effort
-from .conversation import RENDERED_APART, Conversation, ask, prompt_of
+from .conversation import Conversation, ask, prompt_of
 from .guard import Guard
 from .limits import Settings
 from .log import Exchange
@@ -26,7 +26,7 @@ from .responses_input import Item, items_of, template_messages, tool_choice_of, 
 from .responses_store import ResponseStore, Stored
 from .responses_stream import ResponseReply
 from .schema import json_body
-from .sse import open_stream
+from .sse import EventStream
 
 _NAMES = {"messages": "input", "response_format": "text.format"}
 """Names of chat completions, and what Responses call the same."""
@@ -88,7 +88,7 @@ class ResponsesRoute:
 
     async def create(self, request: Request) -> Response:
         settings, exchange = self._settings, exchange_of(request)
-        fields = await read(request, ResponsesRequest, settings)
+        fields = read(request, ResponsesRequest, settings)
         _check_supported(fields)
         items, conversation, size = self._conversation(request, fields)
         asked = await ask(conversation, settings)
@@ -108,11 +108,11 @@ class ResponsesRoute:
         if fields.background:
             return self._in_background(exchange.guard, exchange, reply, keep)
         if fields.stream:
-            return await open_stream(reply.frames(), reply.ending, settings.limits, exchange)
+            return EventStream(reply.frames(), reply.ending, settings.limits, exchange)
         return _json(await reply.whole())
 
     async def input_tokens(self, request: Request) -> Response:
-        fields = await read(request, ResponsesRequest, self._settings)
+        fields = read(request, ResponsesRequest, self._settings)
         _check_supported(fields)
         _, conversation, _ = self._conversation(request, fields)
         prompt = await prompt_of(conversation, self._settings)
@@ -121,7 +121,7 @@ class ResponsesRoute:
     def _conversation(self, request: Request, fields: ResponsesRequest) -> tuple[list[Item], Conversation, int]:
         """The items up to the answer, what is asked, and about how many bytes the items are."""
         chosen = resolve(self._models, fields.model)
-        size = int(request.headers.get("content-length") or RENDERED_APART)
+        size = len(exchange_of(request).raw)
         items = items_of(fields.input)
         if fields.previous_response_id is not None:
             key = exchange_of(request).key

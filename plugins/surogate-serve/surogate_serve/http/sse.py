@@ -78,7 +78,8 @@ def _throw_into(steps: Generator[Any, Any, Any], error: BaseException) -> None:
 
 
 class EventStream(Response):
-    """An answer of frames. Make one with `open_stream`, which raises what goes wrong before the first frame.
+    """An answer of frames. Its headers leave with the first of them, so that what goes wrong before is raised, and has
+    a status of its own; or with a comment, where there is none for longer than a client should be without a sign of life.
 
     ``ending(refused)``: the frames that end a stream in an error, after its headers were sent.
     """
@@ -86,47 +87,45 @@ class EventStream(Response):
     def __init__(
         self,
         frames: AsyncGenerator[bytes, None],
-        first: asyncio.Future[bytes] | None,
         ending: Callable[[Refused], bytes],
         limits: Limits,
         exchange: Exchange,
-        headers: list[tuple[bytes, bytes]],
     ) -> None:
         super().__init__()
-        self._frames, self._first, self._ending = frames, first, ending
-        self._limits, self._exchange, self._headers = limits, exchange, headers
+        self._frames, self._ending, self._limits, self._exchange = frames, ending, limits, exchange
+        exchange.stream = True
         self._buffer: list[bytes] = []
-        self._last_sent = 0.0
+        self._started = False
         self._sending_since: float | None = None
-        self._comments: set[asyncio.Task[None]] = set()
+        self._comment: asyncio.Task[None] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Sends headers and all frames. The generator is closed in any case, which cancels what it reads from."""
-        send = self._exchange.send or send
-        self._send = send
-        task = asyncio.current_task()
-        ticker = asyncio.create_task(self._tick(task))
+        """Sends headers and all frames. The generator is closed in any case, which cancels what it reads from. Raises
+        what the generator raises before its first frame."""
+        self._send = self._exchange.send or send
+        loop = self._loop = asyncio.get_running_loop()
+        self._task = asyncio.current_task()
+        self._last_sent = loop.time()
+        self._pause = min(self._limits.keep_alive_seconds, self._limits.send_seconds) / 4
+        self._timer = loop.call_later(self._pause, self._look)
         try:
-            await send({"type": "http.response.start", "status": 200, "headers": [*HEADERS, *self._headers]})
-            await self._frames_to(send)
-            await send({"type": "http.response.body", "body": b"".join(self._buffer), "more_body": False})
+            await self._frames_to_buffer()
+            await self._write(b"".join(self._buffer), more=False)
         finally:
-            ticker.cancel()
-            for comment in self._comments:
-                comment.cancel()
-            await close(self._frames, self._first)
+            self._timer.cancel()
+            if self._comment is not None:
+                self._comment.cancel()
+            await self._frames.aclose()
 
-    async def _frames_to(self, send: Send) -> None:
-        """Leaves the last frames in the buffer."""
-        self._last_sent = asyncio.get_running_loop().time()
-        buffer = self._buffer
+    async def _frames_to_buffer(self) -> None:
+        """Sends all but the last, which it leaves there."""
+        frames, buffer = self._frames, self._buffer
         try:
-            if self._first is not None:
-                buffer.append(await self._first)
             while True:
-                buffer.append(await _await_flushing(self._frames.__anext__(), self._flush))
+                buffer.append(await _await_flushing(frames.__anext__(), self._flush))
         except StopAsyncIteration:
-            return
+            if not self._started and not buffer:
+                raise RuntimeError("a stream without frames") from None
         except Refused as refused:
             self._fail(refused)
         except asyncio.CancelledError:
@@ -134,10 +133,19 @@ class EventStream(Response):
                 raise
             self._fail(self._exchange.ending)
         except Exception:
+            if not self._told:
+                raise
             logger.exception("request %s: the stream failed", self._exchange.request_id)
             self._fail(Refused("the server failed while it answered", 500, "internal_error"))
 
+    @property
+    def _told(self) -> bool:
+        """Whether an error can only be told within the stream."""
+        return self._started or bool(self._buffer)
+
     def _fail(self, refused: Refused) -> None:
+        if not self._told:
+            raise refused
         self._exchange.error = refused.message
         self._buffer.append(self._ending(refused))
 
@@ -147,53 +155,28 @@ class EventStream(Response):
             self._buffer.clear()
             await self._write(body)
 
-    async def _write(self, body: bytes) -> None:
-        clock = asyncio.get_running_loop().time
-        self._sending_since = self._last_sent = clock()
-        await self._send({"type": "http.response.body", "body": body, "more_body": True})
+    async def _write(self, body: bytes, more: bool = True) -> None:
+        if self._comment is not None:
+            await asyncio.wait({self._comment})
+            self._comment = None
+        await self._write_now(body, more)
+
+    async def _write_now(self, body: bytes, more: bool = True) -> None:
+        self._sending_since = self._last_sent = self._loop.time()
+        if not self._started:
+            self._started = True
+            await self._send({"type": "http.response.start", "status": 200, "headers": HEADERS})
+        await self._send({"type": "http.response.body", "body": body, "more_body": more})
         self._sending_since = None
 
-    async def _tick(self, task: asyncio.Task[Any] | None) -> None:
-        """Comments where nothing was sent for long, and the end of a stream that nobody reads."""
-        clock = asyncio.get_running_loop().time
-        keep_alive, patience = self._limits.keep_alive_seconds, self._limits.send_seconds
-        while True:
-            await asyncio.sleep(min(keep_alive, patience) / 4)
-            now = clock()
-            if self._sending_since is not None:
-                if now - self._sending_since > patience and task is not None:
-                    self._exchange.error = f"the client read nothing for {patience:g} s"
-                    task.cancel()
-            elif now - self._last_sent >= keep_alive:
-                comment = asyncio.create_task(self._write(COMMENT))
-                self._comments.add(comment)
-                comment.add_done_callback(self._comments.discard)
-
-
-async def close(frames: AsyncGenerator[bytes, None], first: asyncio.Future[bytes] | None) -> None:
-    """Closes a generator, also while it is being read."""
-    if first is not None and not first.done():
-        first.cancel()
-        await asyncio.wait({first})
-    await frames.aclose()
-
-
-async def open_stream(
-    frames: AsyncGenerator[bytes, None],
-    ending: Callable[[Refused], bytes],
-    limits: Limits,
-    exchange: Exchange,
-    headers: list[tuple[bytes, bytes]] | None = None,
-) -> EventStream:
-    """Waits for the first frame, so that what is refused is answered with a status of its own; for no longer than a
-    client should be without a sign of life. Raises what the generator raises before its first frame."""
-    exchange.stream = True
-    first: asyncio.Future[bytes] = asyncio.ensure_future(frames.__anext__())
-    try:
-        done, _ = await asyncio.wait({first}, timeout=limits.keep_alive_seconds)
-        if done and (error := first.exception()) is not None:
-            raise RuntimeError("a stream without frames") if isinstance(error, StopAsyncIteration) else error
-    except BaseException:
-        await close(frames, first)
-        raise
-    return EventStream(frames, first, ending, limits, exchange, headers or [])
+    def _look(self) -> None:
+        """Comments where nothing was sent for long, and ends a stream that nobody reads."""
+        now, patience = self._loop.time(), self._limits.send_seconds
+        self._timer = self._loop.call_later(self._pause, self._look)
+        if self._sending_since is not None:
+            if now - self._sending_since > patience and self._task is not None:
+                self._exchange.error = f"the client read nothing for {patience:g} s"
+                self._exchange.let_go = True
+                self._task.cancel()
+        elif now - self._last_sent >= self._limits.keep_alive_seconds:
+            self._comment = self._loop.create_task(self._write_now(COMMENT))

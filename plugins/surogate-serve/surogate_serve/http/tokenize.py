@@ -49,7 +49,7 @@ class TokenizeRoute:
         self._models, self._settings = models, settings
 
     async def tokenize(self, request: Request) -> Response:
-        fields = await read(request, TokenizeRequest, self._settings)
+        fields = read(request, TokenizeRequest, self._settings)
         model = resolve(self._models, fields.model).model
         text = fields.prompt if fields.prompt is not None else fields.content
         if (text is None) == (fields.messages is None):
@@ -61,7 +61,7 @@ class TokenizeRoute:
         return Response(json_bytes(body), media_type="application/json")
 
     async def detokenize(self, request: Request) -> Response:
-        fields = await read(request, DetokenizeRequest, self._settings)
+        fields = read(request, DetokenizeRequest, self._settings)
         model = resolve(self._models, fields.model).model
         tokens: list[int] = []
         if fields.tokens != []:
