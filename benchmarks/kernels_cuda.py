@@ -124,6 +124,7 @@ def calls(args: argparse.Namespace) -> Iterator[Call]:
     yield from _attention(args, t, heads, kv_heads, dim)
     yield from _embedding_and_loss(t, hidden, vocab)
     yield from _products(t, hidden, wide, (heads + 2 * kv_heads) * dim, args.rank)
+    yield from _adapters(t, (hidden, wide, heads * dim, kv_heads * dim), args.rank)
     yield from _optimizer(args.parameters)
 
 
@@ -186,7 +187,11 @@ def _products(t: int, n: int, wide: int, qkv: int, rank: int) -> Iterator[Call]:
             yield "linear", [x, weight, None, addend], [("y", "bf16", (t, rows))], {"alpha": 1.0, "out_dtype": "bf16"}
         yield "linear_input_grad", [dy, weight, None], [("dx", "bf16", (t, columns))], {"alpha": 1.0, "out_dtype": "bf16"}
         yield "linear_weight_grad", [dy, x], [("dweight", "f32", (rows, columns))], {"alpha": 1.0}
-    for width in (n, wide):
+
+
+def _adapters(t: int, widths: tuple[int, ...], rank: int) -> Iterator[Call]:
+    """Gradients of the second half of an adapter's branch, once for each width of an output."""
+    for width in sorted(set(widths)):
         low, b = ("low", "bf16", (t, rank)), ("b", "bf16", (width, rank))
         yield ("low_rank_grad", [("dy", "bf16", (t, width)), b, low],
                [("dlow", "bf16", (t, rank)), ("db", "f32", (width, rank))], {"alpha": 1.0})

@@ -7,8 +7,8 @@
 // matrix. Elsewhere the sums go through the workspace, and a second kernel adds them in the same order.
 #pragma once
 
+#include "cluster.cuh"
 #include "rows.cuh"
-#include "vectors.cuh"
 
 namespace sg::cuda {
 
@@ -60,26 +60,6 @@ struct ColumnPacks {
   }
   __device__ float at(int k) const { return to_float(packs[k / V].at[k % V]); }
 };
-
-// Until every block of the cluster is here and sees what the others wrote.
-__device__ inline void cluster_barrier() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("barrier.cluster.arrive.release;\n\tbarrier.cluster.wait.acquire;" ::: "memory");
-#endif
-}
-// What block `rank` of the cluster has in its shared memory where this one has `own`.
-__device__ inline float read_cluster(const float *own, int rank) {
-  float value = __int_as_float(0x7fffffff);
-#if __CUDA_ARCH__ >= 900
-  asm volatile(
-      "{\n\t.reg .b32 address;\n\tmapa.shared::cluster.u32 address, %1, %2;\n\t"
-      "ld.shared::cluster.f32 %0, [address];\n\t}"
-      : "=f"(value)
-      : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(own))), "r"(rank)
-      : "memory");
-#endif
-  return value;
-}
 
 // All threads of the block call it, with their sums. `clustered`: totals += them; else partials[chunk] = them.
 template <int V, bool clustered>
@@ -135,18 +115,8 @@ void launch_column_sums(const sg_call *call, int64_t columns, Kernel clustered, 
                         Arguments... arguments) {
   const dim3 grid(static_cast<unsigned>(ceil_div(columns, kSumColumns)), kSumChunks);
   float *partials = static_cast<float *>(call->workspace);
-  if (device().architecture >= 90) {
-    cudaLaunchAttribute attributes[2] = {launch_ahead_attribute(), {}};
-    attributes[1].id = cudaLaunchAttributeClusterDimension;
-    attributes[1].val.clusterDim.x = attributes[1].val.clusterDim.z = 1;
-    attributes[1].val.clusterDim.y = kSumChunks;
-    cudaLaunchConfig_t config{};
-    config.gridDim = grid;
-    config.blockDim = dim3(kSumThreads);
-    config.stream = stream(call);
-    config.attrs = attributes;
-    config.numAttrs = 2;
-    cudaLaunchKernelEx(&config, clustered, arguments..., partials, totals);
+  if (has_clusters()) {
+    launch_clusters_ahead(call, grid, kSumChunks, kSumThreads, 0, clustered, arguments..., partials, totals);
     return;
   }
   apart<<<grid, kSumThreads, 0, stream(call)>>>(arguments..., partials, totals);

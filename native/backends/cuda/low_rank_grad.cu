@@ -5,24 +5,26 @@
 // 4 T N R FLOPs; floor: the bytes of dy, once. `one_pass` reads dy once, in bf16, for R of 8 to 64. A block walks down
 // a strip of rows of a chunk of columns, 16 rows at a time, which come to shared memory several steps ahead. Each warp
 // has some of the chunk's columns: their rows of b lie in its registers from the start, their rows of db's sums until
-// the end, and what they give to 16 rows of dlow is added up over the warps in shared memory. So a block leaves one
-// part of dlow for each chunk and one of db for each strip, in fp32; at R 16 and T 4096 these are a tenth (N 14336) to
-// a quarter (N 4096) of dy's bytes, and fit in the second-level cache. A second kernel adds the parts in order.
-//
-// Parts lie as mma's results do: 16 x 8 tiles of 128 floats, four of each lane (see attention_ptx.cuh).
+// the end, and what they give to 16 rows of dlow is added up over the warps in shared memory. Blocks of strips below
+// one another are a cluster, where the device has such, and add up their sums of db. So there is one part of dlow for
+// each chunk and one of db for each cluster, in fp32; at R 16 and T 4096 these are an eighth of dy's bytes (N 4096) or
+// less, and stay in the second-level cache: a dy that would drive them out is read as what goes first. A second kernel
+// adds the parts in order. What it takes of both kernels besides bytes is latency: the first steps of dy are on their
+// way to the cache before the kernel ahead has ended, and so is db.
 //
 // Everything else is two products of the library (`cublaslt`).
 #include <memory>
 #include <new>
 #include <string>
 
-#include "attention_ptx.cuh"
 #include "gemm.h"
 #include "gemm_kernels.h"
-#include "vectors.cuh"
+#include "low_rank_one_pass.cuh"
 
 namespace sg::cuda {
 namespace {
+
+using namespace low_rank;
 
 int64_t row_stride(const sg_tensor *t) { return t->shape[0] <= 1 ? t->shape[1] : t->strides[0]; }
 
@@ -112,297 +114,26 @@ int32_t products_run(const sg_call *call) {
 
 // ---- one pass
 
-constexpr int kThreads = 256;
-constexpr int kWarps = kThreads / 32;
-constexpr int kRows = 16;               // of a step: the depth of one mma
-constexpr int kBlocks = 160;            // about; all of them run at once on a large device
-constexpr int kLeastRows = 64;          // of a strip
-constexpr int kSharedBytes = 96 << 10;  // what a block may have on every device; two fit on Hopper
-constexpr int kMostTiles = 8;
-
-// Of columns of a chunk, where R is 8 * tiles: as many as registers allow.
-constexpr int warp_columns(int tiles) { return tiles <= 4 ? 64 : 32; }
-constexpr int chunk_columns(int tiles) { return kWarps * warp_columns(tiles); }
-
-template <int tiles>
-struct Layout {
-  static constexpr int kColumnTiles = warp_columns(tiles) / 16;  // of a warp
-  static constexpr int kColumns = chunk_columns(tiles);
-  static constexpr int kPacks = kColumns / 8;                    // of 16 bytes, in a row of dy's step
-  static constexpr int kLowPacks = tiles | 1;                    // an odd number spreads 8 rows over all banks
-  static constexpr int kDyBytes = kRows * kPacks * 16;
-  static constexpr int kStepBytes = kDyBytes + kRows * kLowPacks * 16;
-  static constexpr int kSums = 128 * tiles;                      // of dlow, a step
-  static constexpr int kSumBuffers = tiles <= 2 ? 2 : 1;         // two save a barrier a step
-  static constexpr int kSumBytes = kSumBuffers * kWarps * kSums * 4;
-  static constexpr int kFit = (kSharedBytes - kSumBytes) / kStepBytes;
-  static constexpr int kSteps = kFit < 6 ? kFit : 6;             // in shared memory at a time
-  static constexpr int kBytes = kSteps * kStepBytes + kSumBytes;
-  static_assert(kSteps >= 3);
-};
-
-struct Operands {
-  const bf16 *dy, *b, *low;
-  float *low_parts, *weight_parts;  // [chunks][row tiles][tiles][128], [strips][column tiles][tiles][128]
-  int64_t dy_stride, b_stride, low_stride;
-  int tokens, features, strip;      // strip: rows of one block, a multiple of kRows
-};
-
-__device__ inline void commit_copies() { asm volatile("cp.async.commit_group;\n" ::: "memory"); }
-// Waits for all but the last `pending` groups of copies of this thread.
-template <int pending>
-__device__ inline void wait_copies_but() {
-  asm volatile("cp.async.wait_group %0;\n" ::"n"(pending) : "memory");
-}
-
-// Where a step keeps 8 neighbouring elements of a row of dy: rows that are read together are in different banks.
-template <int tiles>
-__device__ inline uint32_t dy_place(int row, int pack) {
-  return static_cast<uint32_t>((row * Layout<tiles>::kPacks + (pack ^ (row & 7))) * 16);
-}
-template <int tiles>
-__device__ inline uint32_t low_place(int row, int pack) {
-  return static_cast<uint32_t>(Layout<tiles>::kDyBytes + (row * Layout<tiles>::kLowPacks + pack) * 16);
-}
-
-// What a thread brings to shared memory: of each step some packs of dy, below one another, and one of low, or none.
-// Addresses go on from step to step; zeros stand for what is not there.
-template <int tiles>
-struct Copies {
-  using L = Layout<tiles>;
-  static constexpr int kRowsAtOnce = kThreads / L::kPacks, kCount = kRows / kRowsAtOnce;
-  const bf16 *dy, *low;
-  int dy_left, low_left;  // rows that there still are, from the one that is next
-  uint32_t dy_to[kCount], low_to;
-
-  __device__ Copies(const Operands &p, int begin, int end) {
-    const int thread = threadIdx.x, row = thread / L::kPacks, pack = thread % L::kPacks, low_row = thread / tiles;
-    const int column = blockIdx.x * L::kColumns + 8 * pack;
-    dy = p.dy + (begin + row) * p.dy_stride + column;
-    dy_left = column < p.features ? end - begin - row : 0;
-    low = p.low + (begin + low_row) * p.low_stride + 8 * (thread % tiles);
-    low_left = end - begin - low_row;
-    low_to = low_place<tiles>(low_row, thread % tiles);
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) dy_to[i] = dy_place<tiles>(row + i * kRowsAtOnce, pack);
-  }
-
-  __device__ void next(const Operands &p, uint32_t step) {
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      copy_async_16(step + dy_to[i], dy + i * kRowsAtOnce * p.dy_stride, i * kRowsAtOnce < dy_left);
-    }
-    if (threadIdx.x < kRows * tiles) copy_async_16(step + low_to, low, low_left > 0);
-    dy += kRows * p.dy_stride, low += kRows * p.low_stride;
-    dy_left -= kRows, low_left -= kRows;
-  }
-};
-
-// b's fragments: terms are the warp's columns of dy, from `column` on. Zeros past the last.
-template <int tiles>
-__device__ inline void load_b(const Operands &p, int column, uint32_t (&b)[Layout<tiles>::kColumnTiles][tiles][2]) {
-  const int lane = threadIdx.x % 32, group = lane / 4, pair = 2 * (lane % 4);
-#pragma unroll
-  for (int m = 0; m < Layout<tiles>::kColumnTiles; ++m) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int term = column + 16 * m + 8 * half + pair;
-      const bool inside = term < p.features;  // and the next one: their number is even
-      const auto *from = reinterpret_cast<const uint16_t *>(p.b) + term * p.b_stride + group;
-#pragma unroll
-      for (int j = 0; j < tiles; ++j) {
-        const uint32_t one = inside ? from[8 * j] : 0, next = inside ? from[p.b_stride + 8 * j] : 0;
-        b[m][j][half] = one | next << 16;
-      }
-    }
-  }
-}
-
-// Both products of a step and the warp's columns.
-template <int tiles>
-__device__ inline void multiply_step(uint32_t step, const uint32_t (&b)[Layout<tiles>::kColumnTiles][tiles][2],
-                                     float (&weight)[Layout<tiles>::kColumnTiles][tiles][4], float (&low)[tiles][4]) {
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  uint32_t right[tiles][2];  // low's fragments: terms are rows
-#pragma unroll
-  for (int j = 0; j < tiles; j += 2) {
-    const int pack = j + lane / 16;
-    uint32_t two[4];
-    load_matrices_transposed(two, step + low_place<tiles>(lane % 16, pack < tiles ? pack : j));
-    right[j][0] = two[0], right[j][1] = two[1];
-    if (j + 1 < tiles) right[j + 1][0] = two[2], right[j + 1][1] = two[3];
-  }
-#pragma unroll
-  for (int m = 0; m < Layout<tiles>::kColumnTiles; ++m) {
-    const int pack = (warp * warp_columns(tiles) + 16 * m) / 8;
-    uint32_t left[4];
-    load_matrices(left, step + dy_place<tiles>(lane % 16, pack + lane / 16));
-#pragma unroll
-    for (int j = 0; j < tiles; ++j) multiply_fragments(low[j], left, b[m][j][0], b[m][j][1]);
-    load_matrices_transposed(left, step + dy_place<tiles>(lane % 8 + lane / 16 * 8, pack + lane / 8 % 2));
-#pragma unroll
-    for (int j = 0; j < tiles; ++j) multiply_fragments(weight[m][j], left, right[j][0], right[j][1]);
-  }
-}
-
-// The warps' sums for 16 rows of dlow, added in their order.
-template <int tiles>
-__device__ inline void add_warps(const float *sums, float *to) {
-  constexpr int count = Layout<tiles>::kSums;
-#pragma unroll
-  for (int i = 0; i < (count + kThreads - 1) / kThreads; ++i) {
-    const int at = threadIdx.x + i * kThreads;
-    if (count % kThreads != 0 && at >= count) continue;
-    float total = 0.0f;
-#pragma unroll
-    for (int warp = 0; warp < kWarps; ++warp) total += sums[warp * count + at];
-    to[at] = total;
-  }
-}
-
-template <int tiles>
-__device__ inline uint32_t after(uint32_t step, uint32_t steps) {
-  step += Layout<tiles>::kStepBytes;
-  return step == steps + Layout<tiles>::kSteps * Layout<tiles>::kStepBytes ? steps : step;
-}
-
-template <int tiles>
-__global__ void __launch_bounds__(kThreads, tiles <= 2 ? 2 : 1) one_pass_kernel(const Operands p) {
-  using L = Layout<tiles>;
-  constexpr bool spares_barrier = L::kSumBuffers == 2;
-  extern __shared__ __align__(128) unsigned char shared[];
-  wait_for_kernels_ahead();
-  const uint32_t steps = shared_address(shared);
-  float *sums = reinterpret_cast<float *>(shared + L::kSteps * L::kStepBytes);
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int begin = blockIdx.y * p.strip, end = begin + p.strip < p.tokens ? begin + p.strip : p.tokens;
-  const int count = (end - begin + kRows - 1) / kRows;
-  const int first_column = blockIdx.x * L::kColumns + warp * warp_columns(tiles);
-  const int row_tiles = (p.tokens + kRows - 1) / kRows, column_tiles = (p.features + 15) / 16;
-  float *low_parts = p.low_parts + (static_cast<int64_t>(blockIdx.x) * row_tiles + begin / kRows) * L::kSums;
-
-  Copies<tiles> copies(p, begin, end);
-  uint32_t filled = steps, used = steps;  // the step to fill next, and to read
-#pragma unroll
-  for (int i = 0; i < L::kSteps - 1; ++i, filled = after<tiles>(filled, steps)) {
-    if (i < count) copies.next(p, filled);
-    commit_copies();
-  }
-  uint32_t b[L::kColumnTiles][tiles][2];
-  load_b<tiles>(p, first_column, b);
-  float weight[L::kColumnTiles][tiles][4] = {};
-
-  for (int i = 0; i < count; ++i, used = after<tiles>(used, steps), filled = after<tiles>(filled, steps)) {
-    wait_copies_but<L::kSteps - 2>();
-    __syncthreads();  // step i is there, everyone is done with step i - 1 and has left its sums
-    if (i + L::kSteps - 1 < count) copies.next(p, filled);
-    commit_copies();
-    if (spares_barrier && i > 0) {
-      add_warps<tiles>(sums + (i - 1) % 2 * kWarps * L::kSums, low_parts);
-      low_parts += L::kSums;
-    }
-    float low[tiles][4] = {};
-    multiply_step<tiles>(used, b, weight, low);
-    float *mine = sums + (i % L::kSumBuffers * kWarps + warp) * L::kSums + 4 * lane;
-#pragma unroll
-    for (int j = 0; j < tiles; ++j) {
-      *reinterpret_cast<float4 *>(mine + 128 * j) = make_float4(low[j][0], low[j][1], low[j][2], low[j][3]);
-    }
-    if (!spares_barrier) {
-      __syncthreads();
-      add_warps<tiles>(sums, low_parts);
-      low_parts += L::kSums;
-    }
-  }
-  if (spares_barrier) {
-    __syncthreads();
-    add_warps<tiles>(sums + (count - 1) % 2 * kWarps * L::kSums, low_parts);
-  }
-
-#pragma unroll
-  for (int m = 0; m < L::kColumnTiles; ++m) {
-    const int tile = first_column / 16 + m;
-    if (tile >= column_tiles) break;
-    float *to = p.weight_parts + (static_cast<int64_t>(blockIdx.y) * column_tiles + tile) * L::kSums + 4 * lane;
-#pragma unroll
-    for (int j = 0; j < tiles; ++j) {
-      const float(&sum)[4] = weight[m][j];
-      *reinterpret_cast<float4 *>(to + 128 * j) = make_float4(sum[0], sum[1], sum[2], sum[3]);
-    }
-  }
-}
-
-struct Parts {
-  const float4 *low, *weight;
-  int64_t low_fours, weight_fours;  // of one part
-  int chunks, strips, tiles, tokens, features;
-  int low_blocks;                   // the first blocks add dlow, the others db
-  int64_t dlow_stride, db_stride;
-  float alpha;
-};
-
-constexpr int kFours = 64;                  // that a block of the second kernel adds
-constexpr int kGroups = kThreads / kFours;  // of parts, so that all reads are under way at once
-
-__device__ inline void add(float4 &total, const float4 &part) {
-  total.x += part.x, total.y += part.y, total.z += part.z, total.w += part.w;
-}
-
-__global__ void __launch_bounds__(kThreads) add_parts_kernel(const Parts p, bf16 *dlow, float *db) {
-  __shared__ float4 sums[kGroups][kFours];
-  wait_for_kernels_ahead();
-  const bool is_low = static_cast<int>(blockIdx.x) < p.low_blocks;
-  const int mine = threadIdx.x % kFours, group = threadIdx.x / kFours, count = is_low ? p.chunks : p.strips;
-  const int64_t at = static_cast<int64_t>(is_low ? blockIdx.x : blockIdx.x - p.low_blocks) * kFours + mine;
-  const int64_t fours = is_low ? p.low_fours : p.weight_fours;
-  const float4 *from = (is_low ? p.low : p.weight) + at;
-  float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-  if (at < fours) {
-#pragma unroll 8
-    for (int i = group; i < count; i += kGroups) add(sum, from[i * fours]);
-  }
-  sums[group][mine] = sum;
-  __syncthreads();
-  if (group != 0 || at >= fours) return;
-#pragma unroll
-  for (int i = 1; i < kGroups; ++i) add(sum, sums[i][mine]);
-  sum = make_float4(p.alpha * sum.x, p.alpha * sum.y, p.alpha * sum.z, p.alpha * sum.w);
-  const int lane = at % 32;
-  const int64_t row = at / 32 / p.tiles * 16 + lane / 4;
-  const int column = static_cast<int>(at / 32 % p.tiles) * 8 + 2 * (lane % 4);
-  if (is_low) {
-    bf16 *to = dlow + row * p.dlow_stride + column;
-    if (row < p.tokens) *reinterpret_cast<uint32_t *>(to) = pack_bf16(sum.x, sum.y);
-    if (row + 8 < p.tokens) *reinterpret_cast<uint32_t *>(to + 8 * p.dlow_stride) = pack_bf16(sum.z, sum.w);
-    return;
-  }
-  float *to = db + row * p.db_stride + column;
-  const float2 more[2] = {make_float2(sum.x, sum.y), make_float2(sum.z, sum.w)};
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    if (row + 8 * half >= p.features) continue;
-    float2 *pair = reinterpret_cast<float2 *>(to + 8 * half * p.db_stride);
-    const float2 old = *pair;
-    *pair = make_float2(old.x + more[half].x, old.y + more[half].y);
-  }
-}
-
 // How the work is cut, by shape alone.
 struct Cut {
   int tiles;
-  int64_t chunks, strips, strip, low_floats, weight_floats;  // floats: of one part
+  int64_t chunks, clusters, strips, strip, low_floats, weight_floats;  // floats: of one part
+  int64_t parts_each;  // of db, of a cluster
 };
 
 Cut cut(const Call &c) {
-  Cut result;
-  result.tiles = static_cast<int>(c.rank / 8);
-  result.chunks = ceil_div(c.features, chunk_columns(result.tiles));
-  const int64_t most = ceil_div(c.tokens, kLeastRows), wanted = ceil_div(kBlocks, result.chunks);
-  result.strip = ceil_div(ceil_div(c.tokens, wanted < most ? wanted : most), kRows) * kRows;
-  result.strips = ceil_div(c.tokens, result.strip);
-  result.low_floats = ceil_div(c.tokens, 16) * 16 * c.rank;
-  result.weight_floats = ceil_div(c.features, 16) * 16 * c.rank;
-  return result;
+  Cut k;
+  k.tiles = static_cast<int>(c.rank / 8);
+  k.chunks = ceil_div(c.features, chunk_columns(k.tiles));
+  const int64_t blocks = cluster_blocks(k.tiles), each = k.chunks * blocks;
+  const int64_t wanted = (wanted_blocks(k.tiles) + each / 2) / each, most = ceil_div(c.tokens, kLeastRows * blocks);
+  k.clusters = wanted < 1 ? 1 : wanted < most ? wanted : most;
+  k.strips = k.clusters * blocks;
+  k.strip = ceil_div(ceil_div(c.tokens, k.strips), kRows) * kRows;
+  k.low_floats = ceil_div(c.tokens, 16) * 16 * c.rank;
+  k.weight_floats = ceil_div(c.features, 16) * 16 * c.rank;
+  k.parts_each = has_clusters() ? 1 : blocks;
+  return k;
 }
 
 // launch(std::integral_constant<int, rank / 8>)
@@ -428,42 +159,54 @@ size_t one_pass_workspace(const sg_call *call) {
   Call c;
   if (!read_call(call, &c)) return 0;
   const Cut k = cut(c);
-  return static_cast<size_t>(k.chunks * k.low_floats + k.strips * k.weight_floats) * sizeof(float);
+  return static_cast<size_t>(k.chunks * k.low_floats + k.clusters * k.parts_each * k.weight_floats) * sizeof(float);
 }
 
 bool is_aligned(const sg_tensor *t, uintptr_t bytes) { return reinterpret_cast<uintptr_t>(t->data) % bytes == 0; }
 
-void launch_one_pass(const sg_call *call, const Call &c, cudaError_t *error) {
-  const Cut k = cut(c);
-  float *low_parts = static_cast<float *>(call->workspace), *weight_parts = low_parts + k.chunks * k.low_floats;
-  const Operands operands{data<bf16>(c.dy), data<bf16>(c.b), data<bf16>(c.low), low_parts, weight_parts,
-                          row_stride(c.dy), row_stride(c.b), row_stride(c.low), static_cast<int>(c.tokens),
-                          static_cast<int>(c.features), static_cast<int>(k.strip)};
+void launch_one_pass(const sg_call *call, const Cut &k, const Operands &operands, cudaError_t *error) {
   const dim3 grid(static_cast<unsigned>(k.chunks), static_cast<unsigned>(k.strips));
-  with_tiles(k.tiles, [&](auto tiles) {
-    const auto kernel = one_pass_kernel<decltype(tiles)::value>;
-    constexpr int bytes = Layout<decltype(tiles)::value>::kBytes;
+  with_tiles(k.tiles, [&](auto constant) {
+    constexpr int tiles = decltype(constant)::value, bytes = Layout<tiles>::kBytes;
+    const auto kernel = one_pass_kernel<tiles>;
     *error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-    if (*error == cudaSuccess) launch_ahead(call, grid, kThreads, bytes, kernel, operands);
+    if (*error != cudaSuccess) return;
+    if (has_clusters()) {
+      launch_clusters_ahead(call, grid, cluster_blocks(tiles), kThreads, bytes, kernel, operands);
+    } else {
+      launch_ahead(call, grid, kThreads, bytes, kernel, operands);
+    }
   });
-  if (*error != cudaSuccess) return;
-  const int64_t low_blocks = ceil_div(k.low_floats / 4, kFours);
-  const int64_t blocks = low_blocks + ceil_div(k.weight_floats / 4, kFours);
-  const Parts parts{reinterpret_cast<const float4 *>(low_parts), reinterpret_cast<const float4 *>(weight_parts),
-                    k.low_floats / 4, k.weight_floats / 4, static_cast<int>(k.chunks), static_cast<int>(k.strips),
-                    k.tiles, static_cast<int>(c.tokens), static_cast<int>(c.features), static_cast<int>(low_blocks),
-                    row_stride(c.dlow), row_stride(c.db), alpha_of(call)};
-  launch_ahead(call, static_cast<unsigned>(blocks), kThreads, 0, add_parts_kernel, parts, data<bf16>(c.dlow),
-               data<float>(c.db));
+}
+
+void launch_add_parts(const sg_call *call, const Call &c, const Cut &k, const float *low_parts,
+                      const float *weight_parts) {
+  const auto parts = [&](const float *first, int64_t floats, int64_t count, int64_t each, int64_t rows,
+                         const sg_tensor *to) {
+    const int64_t fours = floats / 4;
+    return Parts{reinterpret_cast<const float4 *>(first), fours, row_stride(to), static_cast<int>(count),
+                 static_cast<int>(each), k.tiles, static_cast<int>(rows), static_cast<int>(ceil_div(fours, kFours))};
+  };
+  const Parts low = parts(low_parts, k.low_floats, k.chunks, 1, c.tokens, c.dlow);
+  const Parts weight = parts(weight_parts, k.weight_floats, k.clusters, k.parts_each, c.features, c.db);
+  launch_ahead(call, static_cast<unsigned>(low.blocks + weight.blocks), kThreads, 0, add_parts_kernel, low, weight,
+               alpha_of(call), data<bf16>(c.dlow), data<float>(c.db));
 }
 
 int32_t one_pass_run(const sg_call *call) {
   Call c;
   if (!read_call(call, &c)) return fail(call, "%s: operands changed since the kernel was chosen", call->op);
   if (is_aligned(c.dy, 16) && is_aligned(c.low, 16) && is_aligned(c.dlow, 4) && is_aligned(c.db, 8)) {
+    const Cut k = cut(c);
+    float *low_parts = static_cast<float *>(call->workspace), *weight_parts = low_parts + k.chunks * k.low_floats;
+    const Operands operands{data<bf16>(c.dy), data<bf16>(c.b), data<bf16>(c.low), low_parts, weight_parts,
+                            row_stride(c.dy), row_stride(c.b), row_stride(c.low), static_cast<int>(c.tokens),
+                            static_cast<int>(c.features), static_cast<int>(k.strip),
+                            2 * c.tokens * c.features > kCacheBytes};
     cudaError_t error = cudaSuccess;
-    launch_one_pass(call, c, &error);
+    launch_one_pass(call, k, operands, &error);
     if (error != cudaSuccess) return fail(call, "%s: CUDA: %s", call->op, cudaGetErrorString(error));
+    launch_add_parts(call, c, k, low_parts, weight_parts);
   } else {  // rows that are whole packs, but begin within one
     const float alpha = alpha_of(call);
     tiled_gemm(low_problem(c), alpha, c.dy->data, c.b->data, 0.0f, c.dlow->data, c.dlow->data, nullptr, stream(call));
