@@ -5,6 +5,7 @@
 
 #include "attention_ptx.cuh"
 #include "cluster.cuh"
+#include "prefetch.cuh"
 
 namespace sg::cuda::low_rank {
 
@@ -52,11 +53,6 @@ struct Operands {
   bool goes_first;                  // dy, out of the cache
 };
 
-// Asks for the cache line of an address. All memory is read and written through the second-level cache, so this may go
-// ahead of a kernel that writes there.
-__device__ inline void bring_line(const void *address) {
-  asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(address)) : "memory");
-}
 // What copy_async_16 does, with a say in how long the second-level cache keeps it.
 __device__ inline void copy_async_by(uint64_t policy, uint32_t to, const void *from, bool valid) {
   asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;\n" ::"r"(to), "l"(from),
@@ -124,16 +120,16 @@ struct Copies {
   }
 };
 
-// Asks for the steps that a block begins with: lines of 64 columns of dy, and rows of low.
+// Asks for the steps that a block begins with, a row a thread.
 template <int tiles>
 __device__ inline void bring_first_steps(const Operands &p, int begin, int end) {
-  constexpr int kLines = chunk_columns(tiles) / 64, kAtOnce = kThreads / kLines;
-  const int rows = min(end - begin, (Layout<tiles>::kSteps - 1) * kRows);
-  const int column = blockIdx.x * chunk_columns(tiles) + threadIdx.x % kLines * 64;
-  for (int row = threadIdx.x / kLines; row < rows && column < p.features; row += kAtOnce) {
-    bring_line(p.dy + (begin + row) * p.dy_stride + column);
-  }
-  if (static_cast<int>(threadIdx.x) < rows) bring_line(p.low + (begin + threadIdx.x) * p.low_stride);
+  constexpr int kFirst = (Layout<tiles>::kSteps - 1) * kRows;
+  static_assert(kFirst <= kThreads);
+  const int row = begin + static_cast<int>(threadIdx.x), column = blockIdx.x * chunk_columns(tiles);
+  if (row >= min(end, begin + kFirst)) return;
+  const int columns = min(p.features - column, chunk_columns(tiles));
+  bring_closer(p.dy + row * p.dy_stride + column, static_cast<uint32_t>(columns * sizeof(bf16)));
+  bring_closer(p.low + row * p.low_stride, 16 * tiles);
 }
 
 // b's fragments: terms are the warp's columns of dy, from `column` on. Zeros past the last.
@@ -371,8 +367,8 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t to = row * parts.stride + column;
   float2 *first = reinterpret_cast<float2 *>(db + to), *second = reinterpret_cast<float2 *>(db + to + 8 * parts.stride);
   if (finishes && !is_low && row < parts.rows) {
-    bring_line(first);
-    if (has_two) bring_line(second);
+    bring_closer(first);
+    if (has_two) bring_closer(second);
   }
   wait_for_kernels_ahead();
   float2 before[2] = {};

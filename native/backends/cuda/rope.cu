@@ -3,10 +3,12 @@
 //
 // The floor is bytes: x once in, y once out; the table's row is a few hundred bytes beside a token's kilobytes. A
 // thread turns V pairs in two heads of a token: 64 bytes of x, under way before it waits for the position and then for
-// the angles, which every head of a token reads from the cache. Blocks have an axis for each of lane, heads and token:
+// the angles, which every head of a token reads from the cache; and on their way there before the kernel ahead has
+// ended, since the keys of 4,096 tokens take memory no longer than a load and a store. Blocks have an axis for each of lane, heads and token:
 // no thread divides, since a small tensor takes hardly longer than a thread does.
 #include <algorithm>
 
+#include "prefetch.cuh"
 #include "rope.cuh"
 #include "rows.cuh"
 #include "vectors.cuh"
@@ -40,7 +42,6 @@ struct Heads {
 template <class T, int V, bool interleaved>
 __global__ void __launch_bounds__(kThreads, 4)
     rope_packs(Heads shape, Rows<const T> x, const int32_t *positions, const float *table, float sign, Rows<T> y) {
-  wait_for_kernels_ahead();
   const int64_t token = static_cast<int64_t>(blockIdx.x) * blockDim.z + threadIdx.z;
   const int head = static_cast<int>(blockIdx.y * blockDim.y + threadIdx.y) * kHeads;
   const int lane = static_cast<int>(blockIdx.z * blockDim.x + threadIdx.x);
@@ -51,6 +52,11 @@ __global__ void __launch_bounds__(kThreads, 4)
   const int right = interleaved ? V : shape.half;
   const int64_t first = static_cast<int64_t>(head) * shape.dim + left;
   const T *in = x.data + token * x.stride + first;
+  if (V > 1 && heads > 0 && threadIdx.x == 0 && threadIdx.y == 0) {  // the token's heads in this block
+    const int all = min(shape.heads - head, static_cast<int>(blockDim.y) * kHeads);
+    bring_closer(in - left, static_cast<uint32_t>(all * shape.dim * sizeof(T)));
+  }
+  wait_for_kernels_ahead();
   Pack<T, V> left_packs[kHeads], right_packs[kHeads];
 #pragma unroll
   for (int h = 0; h < kHeads; ++h) {
