@@ -5,8 +5,8 @@
     python benchmarks/peers_cuda.py llama-3.1-8b --full --apart                # one process at a time: all memory
     python benchmarks/peers_cuda.py tiny --device cpu --sequence-len 64 --rounds 2 --steps 1
 
-A contender is a process that prepares, warms up, and then waits: at its turn it runs one step unmeasured and some
-measured ones by the clock. With --apart it is started for every turn and gone before the next. A step is accumulation x
+A contender is a process that prepares, warms up, and then waits (peers all at once, after ours): at its turn it runs one
+step unmeasured and some measured ones by the clock. With --apart it is started for every turn and gone before the next. A step is accumulation x
 (forward and backward of a micro-batch), clipping to norm 1, AdamW. Random weights of a preset's shape, random tokens,
 all of them targets.
 
@@ -18,7 +18,8 @@ all of them targets.
     liger          as compile, with Liger's loss in place of `head_loss`
     unsloth        Unsloth's model and adapters
 
-Peers that cannot be imported are named in a row of their own.
+Peers that cannot be imported are named in a row of their own. Beside transformers, peft and accelerate of the versions
+that they want: `pip install liger-kernel unsloth` (which brings unsloth_zoo, trl and bitsandbytes).
 """
 
 from __future__ import annotations
@@ -63,8 +64,12 @@ def main() -> None:
         else:
             contenders.append(Contender(name, args.limit))
     if not args.apart:
-        for contender in contenders:
-            contender.start()
+        contenders[0].launch()  # alone: it counts what it takes of the device
+        contenders[0].wait_until_warm()
+        for contender in contenders[1:]:
+            contender.launch()
+        for contender in contenders[1:]:
+            contender.wait_until_warm()
     for number in range(args.rounds):
         turn = number % len(contenders)
         for contender in contenders[turn:] + contenders[:turn]:
@@ -125,25 +130,25 @@ class Contender:
     facts: dict[str, Any] = field(default_factory=dict)
     turns: list[dict[str, Any]] = field(default_factory=list)
 
-    def start(self) -> None:
-        """Returns once it is warm."""
-        if self.error:
-            return
-        started = time.perf_counter()
+    def launch(self) -> None:
+        self.launched = time.perf_counter()
         offline = {"HF_HUB_OFFLINE": "1", "UNSLOTH_DISABLE_STATISTICS": "1", "TOKENIZERS_PARALLELISM": "false"}
         self.log = tempfile.TemporaryFile()
         self.process = subprocess.Popen(
             [sys.executable, __file__, *sys.argv[1:], "--contender", self.name], text=True, stdin=subprocess.PIPE,
             stdout=subprocess.PIPE, stderr=self.log, env={**os.environ, **offline},
         )
+
+    def wait_until_warm(self) -> None:
         self.facts = self._answer() or {}
         if self.facts:
-            seconds = round(time.perf_counter() - started, 1)
+            seconds = round(time.perf_counter() - self.launched, 1)
             emit({"bench": "peers-ready", "contender": self.name, "seconds": seconds, **self.facts})
 
     def take_turn(self, number: int, steps: int, apart: bool) -> None:
-        if apart:
-            self.start()
+        if apart and not self.error:
+            self.launch()
+            self.wait_until_warm()
         if self.error:
             return
         try:
@@ -409,16 +414,17 @@ def unsloth_model(args: argparse.Namespace) -> tuple[Any, Callable[[Any], Any]]:
     with tempfile.TemporaryDirectory() as folder:
         random_model(args).save_pretrained(folder)
         torch.cuda.empty_cache()
-        write_byte_tokenizer(Path(folder), ["<|end|>"], eos_token="<|end|>", pad_token="<|end|>")
+        # A padding token of its own: where it is the end's, Unsloth adds one.
+        write_byte_tokenizer(folder, ["<|end|>", "<|pad|>"], eos_token="<|end|>", pad_token="<|pad|>")
         model, _ = FastLanguageModel.from_pretrained(
             folder, max_seq_length=args.sequence_len, dtype=torch.bfloat16, load_in_4bit=False,
             full_finetuning=args.full, use_gradient_checkpointing=recomputed,
         )
-    if not args.full:
-        model = FastLanguageModel.get_peft_model(
-            model, r=args.rank, lora_alpha=args.rank, lora_dropout=0, bias="none", target_modules=LINEARS,
-            use_gradient_checkpointing=recomputed, random_state=1, max_seq_length=args.sequence_len,
-        )
+        if not args.full:
+            model = FastLanguageModel.get_peft_model(
+                model, r=args.rank, lora_alpha=args.rank, lora_dropout=0, bias="none", target_modules=LINEARS,
+                use_gradient_checkpointing=recomputed, random_state=1, max_seq_length=args.sequence_len,
+            )
     FastLanguageModel.for_training(model, use_gradient_checkpointing=recomputed)
     return model, lambda tokens: model(input_ids=tokens, labels=tokens).loss
 
