@@ -39,7 +39,7 @@ def test_every_script_is_run_here():
     assert scripts == {
         "train_cpu.py", "decode_cpu.py", "ceilings_cpu.py", "rounds.py", "kernels_cuda.py", "loss_curve_cuda.py",
         "optimizer_cuda.py", "head_cuda.py", "peers_cuda.py", "serve_parts.py",
-        "serve_loop.py", "serve_cpu.py", "decode_cuda.py",
+        "serve_loop.py", "serve_cpu.py", "decode_cuda.py", "paged_attention_cuda.py",
     }
 
 
@@ -47,6 +47,15 @@ def test_a_serving_step():
     found = rows(start("decode_cuda.py", "--model", "tiny", "--backend", "cpu", "--sequences", "2", "--position", "20",
                        "--context", "64", "--kernels"))
     assert {"linear", "paged_attention", "rope_kv_write"} <= {row.get("op") for row in found}
+
+
+def test_paged_attention_alone():
+    words = ("--backend", "cpu", "--shape", "4x2x64", "--position", "40")
+    lone = rows(start("paged_attention_cuda.py", *words, "--sequences", "1", "--sequences", "2", "--window", "16"))
+    assert [row["sequences"] for row in lone] == [1, 2] and all(row["us"] > 0 for row in lone)
+    kernels = [word for name in (lone[0]["kernel"],) * 2 for word in ("--kernel", name)]
+    both = rows(start("paged_attention_cuda.py", *words, "--sequences", "0", "--prompt", "8", *kernels))
+    assert [row["kernel"] for row in both] == [lone[0]["kernel"]] * 2 and "tflops" in both[0]
 
 
 def test_a_server_under_load():

@@ -91,7 +91,10 @@ class Call:
         return found
 
 
-SHAPES = ((2, 4, 64), (1, 4, 128), (3, 1, 64), (1, 8, 128), (1, 12, 128), (2, 16, 64))
+SHAPES = (
+    (2, 4, 64), (1, 4, 128), (3, 1, 64), (1, 8, 128), (1, 12, 128), (2, 16, 64), (1, 4, 256), (2, 2, 256), (3, 8, 256),
+    (1, 16, 256), (2, 1, 96), (1, 10, 96), (3, 3, 80),
+)
 """Key-value heads, query heads of each, elements of a head."""
 
 
@@ -119,7 +122,7 @@ def test_many_sequences():
 
 def test_more_lone_tokens_than_blocks_for_them():
     lengths = [1 + 7 * i % 50 for i in range(300)]
-    cache = Cache(lengths, 1, 64)
+    cache = Cache(lengths, 4, 64)
     Call(cache, [(s, length - 1, 1) for s, length in enumerate(lengths)] + [(-1, 0, 20)], 2).check()
 
 
@@ -152,7 +155,7 @@ def test_what_lies_outside_becomes_nan_and_nothing_else():
 
 def test_bits_of_a_lone_token_do_not_depend_on_the_call():
     lengths = [5, 640, 1500, 33] + [20 + i for i in range(140)]
-    for kv_heads, head_dim in ((2, 64), (8, 128)):
+    for kv_heads, head_dim in ((2, 64), (8, 128), (4, 256)):
         cache = Cache(lengths, kv_heads, head_dim)
         alone = [(s, lengths[s] - 1, 1) for s in range(4)]
         few = Call(cache, alone, 4).run()
@@ -163,8 +166,9 @@ def test_bits_of_a_lone_token_do_not_depend_on_the_call():
             assert many[at : at + 4].tobytes() == few.tobytes()
 
 
-def test_bits_of_a_run_do_not_depend_on_its_place():
-    cache = Cache([700, 30, 31], 2, 64)
+@pytest.mark.parametrize("head_dim", (64, 256))
+def test_bits_of_a_run_do_not_depend_on_its_place(head_dim):
+    cache = Cache([700, 30, 31], 2, head_dim)
     first = Call(cache, [(0, 600, 100)], 4).run()
     second = Call(cache, [(1, 29, 1), (2, 30, 1), (0, 600, 100)], 4).run()
     assert first.tobytes() == second[2:].tobytes()

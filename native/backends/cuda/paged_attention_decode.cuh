@@ -4,13 +4,15 @@
 // memory into the fragments of mma.m16n8k16 without shared memory: keys and the dimensions of values are the rows of
 // the products, query heads the columns. A thread takes 16 neighbouring bytes where the instruction's own layout would
 // have it take 4; queries are read the same way. The next keys are under way while weights are made, the next values
-// while keys are multiplied: 8 KB a warp.
+// while keys are multiplied, from one split to the next too: up to 8 KB a warp. Heads of more than 128 elements are
+// made by two warps, each with one half of the dimensions of keys and of values, which add up their halves of the
+// logits in shared memory: neither registers nor bytes under way are then any other than those of a head of 128.
 //
-// The keys of a token are cut into at most kMostSplits splits, whose sums are folded in their order. Where they are cut
-// depends on the position alone, and a fold is the same arithmetic wherever it is done: a token's bits depend on it
-// and on its keys, never on the other tokens of the call. With few tokens the splits are warps all over the device,
-// that leave their sums in the workspace for paged_combine; with many, a block makes all splits of a token and folds
-// them in shared memory.
+// The keys of a token are cut into splits, whose sums are folded in their order. Where they are cut depends on the
+// position and on the number of key-value heads alone, and a fold is the same arithmetic wherever it is done: a token's
+// bits depend on it and on its keys, never on the other tokens of the call. With few tokens the splits are warps all
+// over the device, that leave their sums in the workspace for paged_combine; with many, a block makes all splits of a
+// token and folds them in shared memory.
 #pragma once
 
 #include "attention_common.cuh"
@@ -22,8 +24,13 @@ namespace sg::cuda {
 
 constexpr int kDecodeWarps = 4, kDecodeThreads = 32 * kDecodeWarps;
 constexpr int kTileKeys = 16;  // that a warp takes at a time; blocks of the cache hold a multiple of them
-constexpr int kMostSplits = 32;
+constexpr int kMostSplits = 64;
 constexpr int kLeastTiles = 2;  // of a split
+
+// Splits of a token and key-value head, at most: more where few heads leave a lone sequence few warps.
+__host__ __device__ inline int most_splits(const PagedProblem &p) {
+  return p.heads <= 2 * p.group ? kMostSplits : kMostSplits / 2;
+}
 
 // Tokens are told apart within aligned windows of this many: those that go on where the token before them left off, and
 // those that stand alone.
@@ -67,7 +74,8 @@ struct KeySplits {
   __device__ KeySplits(const PagedProblem &p, int at) : position(at) {
     first = p.window > 0 && position >= p.window ? position - static_cast<int>(p.window) + 1 : 0;
     begin = first / kTileKeys, end = position / kTileKeys + 1;
-    tiles = max(kLeastTiles, (end - begin + kMostSplits - 1) / kMostSplits);
+    const int most = most_splits(p);
+    tiles = max(kLeastTiles, (end - begin + most - 1) / most);
     splits = (end - begin + tiles - 1) / tiles;
   }
 };
@@ -126,15 +134,36 @@ struct PagedTensors {
   }
 };
 
-// A warp's part of one token: COLUMNS times 8 query heads of one key-value head, DIM 64 or 128.
+// A warp's part of one token: COLUMNS times 8 query heads of one key-value head, whose elements are a multiple of 16.
 template <int DIM, int COLUMNS>
 struct DecodeWarp {
-  static constexpr int kChunks = DIM / 32;  // of a key: 8 elements a lane
-  static constexpr int kParts = DIM / 64;   // of a value: 8 elements a lane
-  uint4 queries[COLUMNS][kChunks];
+  static constexpr int kWarps = DIM > 128 ? 2 : 1;        // neighbours, that make a split together
+  static constexpr int kSplits = kDecodeWarps / kWarps;   // of a block, at a time
+  static constexpr int kDims = DIM / kWarps;              // of this warp
+  static constexpr int kChunks = (kDims + 31) / 32;       // of a key: 8 elements a lane
+  static constexpr int kParts = (kDims + 63) / 64;        // of a value: 8 elements a lane
+  static constexpr int kShared = kWarps == 1 ? 1 : 2 * kDecodeWarps * COLUMNS * 32;
+  uint4 queries[COLUMNS][kChunks], keys[kChunks][2], values[kParts][4];
   float sums[kParts][4][COLUMNS][4];
   float base[COLUMNS][2], total[COLUMNS][2];
+  int place;   // the cache's tile in keys and values, or -1
+  int places;  // of 32 of the warp's tiles, a lane each
+  int walked;  // tiles whose place was taken
 
+  // Which split of those that the block makes at a time, and the warp's first dimension.
+  __device__ static __forceinline__ int own_split() { return static_cast<int>(threadIdx.x) / 32 / kWarps; }
+  __device__ static __forceinline__ int own_dim() {
+    return kWarps == 1 ? 0 : static_cast<int>(threadIdx.x) / 32 % kWarps * kDims;
+  }
+  // Whether the head has this lane's elements of a chunk of a key, of a part of a value.
+  __device__ static __forceinline__ bool has_chunk(int i) {
+    return kDims % 32 == 0 || 32 * i + 8 * (lane_index() % 4) < kDims;
+  }
+  __device__ static __forceinline__ bool has_part(int part) {
+    return kDims % 64 == 0 || 64 * part + 8 * (lane_index() / 4) < kDims;
+  }
+
+  // q: of the key-value head's first query head.
   __device__ __forceinline__ void load_queries(const bf16 *q, int heads) {
     const int lane = lane_index();
 #pragma unroll
@@ -143,8 +172,8 @@ struct DecodeWarp {
 #pragma unroll
       for (int i = 0; i < kChunks; ++i) {
         queries[c][i] = uint4{};
-        if (head < heads) {
-          queries[c][i] = *reinterpret_cast<const uint4 *>(q + head * DIM + 32 * i + 8 * (lane % 4));
+        if (head < heads && has_chunk(i)) {
+          queries[c][i] = *reinterpret_cast<const uint4 *>(q + head * DIM + own_dim() + 32 * i + 8 * (lane % 4));
         }
       }
     }
@@ -164,12 +193,14 @@ struct DecodeWarp {
   }
 
   // Rows lane / 4 and lane / 4 + 8 of a tile.
-  __device__ static __forceinline__ void load_keys(uint4 (&keys)[kChunks][2], const PagedHead &head, int tile) {
+  __device__ __forceinline__ void load_keys(const PagedHead &head, int tile) {
     const int lane = lane_index();
     const bf16 *row = head.keys + (static_cast<int64_t>(tile) * kTileKeys + lane / 4) * head.key_stride;
-    row += 8 * (lane % 4);
+    row += own_dim() + 8 * (lane % 4);
 #pragma unroll
     for (int i = 0; i < kChunks; ++i) {
+      keys[i][0] = keys[i][1] = uint4{};
+      if (!has_chunk(i)) continue;
       keys[i][0] = load_cached(row + 32 * i);
       keys[i][1] = load_cached(row + 8 * head.key_stride + 32 * i);
     }
@@ -177,19 +208,21 @@ struct DecodeWarp {
 
   // Rows 2 t, 2 t + 1, 2 t + 8 and 2 t + 9, t = lane % 4, of a tile. A row outside [low, high] may never have been
   // written: the nearest inside stands for it, and gets no weight.
-  __device__ static __forceinline__ void load_values(uint4 (&values)[kParts][4], const PagedHead &head, int tile,
-                                                     int low, int high) {
+  __device__ __forceinline__ void load_values(const PagedHead &head, int tile, int low, int high) {
     const int lane = lane_index();
-    const bf16 *rows = head.values + static_cast<int64_t>(tile) * kTileKeys * head.value_stride + 8 * (lane / 4);
+    const bf16 *rows = head.values + static_cast<int64_t>(tile) * kTileKeys * head.value_stride;
+    rows += own_dim() + 8 * (lane / 4);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const bf16 *row = rows + min(max(2 * (lane % 4) + i % 2 + 8 * (i / 2), low), high) * head.value_stride;
 #pragma unroll
-      for (int part = 0; part < kParts; ++part) values[part][i] = load_cached(row + 64 * part);
+      for (int part = 0; part < kParts; ++part) {
+        values[part][i] = has_part(part) ? load_cached(row + 64 * part) : uint4{};
+      }
     }
   }
 
-  __device__ __forceinline__ void multiply_keys(float (&logits)[COLUMNS][4], const uint4 (&keys)[kChunks][2]) const {
+  __device__ __forceinline__ void multiply_keys(float (&logits)[COLUMNS][4]) const {
 #pragma unroll
     for (int c = 0; c < COLUMNS; ++c) {
 #pragma unroll
@@ -199,6 +232,33 @@ struct DecodeWarp {
         const uint4 low = keys[i][0], high = keys[i][1], query = queries[c][i];
         multiply_fragments(logits[c], {low.x, high.x, low.y, high.y}, query.x, query.y);
         multiply_fragments(logits[c], {low.z, high.z, low.w, high.w}, query.z, query.w);
+      }
+    }
+  }
+
+  // The warp's half of the logits, for its neighbour; and the neighbour's, to be added: both then have the same bits.
+  // `shared`: kShared elements. Tiles of a split take one half of it and the other by turns, so that a warp which is
+  // ahead writes what its neighbour has read.
+  __device__ static __forceinline__ float4 *slot(float4 *shared, int tile, int warp, int column) {
+    return shared + ((tile % 2 * kDecodeWarps + warp) * COLUMNS + column) * 32 + lane_index();
+  }
+  __device__ __forceinline__ void give_half(const float (&logits)[COLUMNS][4], float4 *shared, int tile) const {
+    if constexpr (kWarps == 2) {
+      const int warp = static_cast<int>(threadIdx.x) / 32;
+#pragma unroll
+      for (int c = 0; c < COLUMNS; ++c) {
+        *slot(shared, tile, warp, c) = {logits[c][0], logits[c][1], logits[c][2], logits[c][3]};
+      }
+    }
+  }
+  __device__ __forceinline__ void take_half(float (&logits)[COLUMNS][4], float4 *shared, int tile) const {
+    if constexpr (kWarps == 2) {
+      const int warp = static_cast<int>(threadIdx.x) / 32;
+      sync_pair(1 + own_split());
+#pragma unroll
+      for (int c = 0; c < COLUMNS; ++c) {
+        const float4 half = *slot(shared, tile, warp ^ 1, c);
+        logits[c][0] += half.x, logits[c][1] += half.y, logits[c][2] += half.z, logits[c][3] += half.w;
       }
     }
   }
@@ -250,7 +310,7 @@ struct DecodeWarp {
 
   // A product of 16 dimensions takes dimensions 8 (lane / 4) + 2 i and the next, of each lane, as its rows lane / 4
   // and lane / 4 + 8.
-  __device__ __forceinline__ void add_values(const uint4 (&values)[kParts][4], const uint32_t (&weights)[COLUMNS][2]) {
+  __device__ __forceinline__ void add_values(const uint32_t (&weights)[COLUMNS][2]) {
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
       const uint4(&rows)[4] = values[part];
@@ -271,38 +331,58 @@ struct DecodeWarp {
     }
   }
 
-  // Split `split` of the token's keys.
+  static __device__ __forceinline__ int low_of(const KeySplits &cut, int tile) {
+    return max(cut.first - tile * kTileKeys, 0);
+  }
+  static __device__ __forceinline__ int high_of(const KeySplits &cut, int tile) {
+    return min(cut.position - tile * kTileKeys, kTileKeys - 1);
+  }
+
+  // Takes the place of `tile`, of the split that begins at tile `begin`; the warp's further splits follow `step` tiles
+  // apart.
+  __device__ __forceinline__ void walk_to(const PagedHead &head, const KeySplits &cut, int tile, int begin, int step) {
+    if (walked % 32 == 0) {
+      const int n = tile - begin + lane_index();
+      const int later = begin + n / cut.tiles * step + n % cut.tiles;
+      places = later < cut.end ? head.tile_at(later) : -1;
+    }
+    place = __shfl_sync(0xffffffffu, places, walked % 32);
+    ++walked;
+  }
+
+  // Loads the first tile of split `split`, from which the warp goes on to every `every`-th.
+  __device__ __forceinline__ void start(const PagedHead &head, const KeySplits &cut, int split, int every) {
+    const int tile = cut.begin + split * cut.tiles;
+    walked = 0;
+    walk_to(head, cut, tile, tile, every * cut.tiles);
+    load_keys(head, max(place, 0));
+    load_values(head, max(place, 0), low_of(cut, tile), high_of(cut, tile));
+  }
+
+  // Split `split` of the token's keys, whose first tile is loaded. Leaves the first tile of the next one loaded.
   __device__ __forceinline__ void see(const LogitFactors &factors, const PagedHead &head, const KeySplits &cut,
-                                      int split) {
-    const int begin = cut.begin + split * cut.tiles, end = min(begin + cut.tiles, cut.end), lane = lane_index();
-    int mine = 0;  // the cache's tile of every 32nd tile
-    const auto tile_at = [&](int tile) {
-      if ((tile - begin) % 32 == 0) mine = tile + lane < end ? head.tile_at(tile + lane) : -1;
-      return __shfl_sync(0xffffffffu, mine, (tile - begin) % 32);
-    };
-    const auto low_of = [&](int tile) { return max(cut.first - tile * kTileKeys, 0); };
-    const auto high_of = [&](int tile) { return min(cut.position - tile * kTileKeys, kTileKeys - 1); };
+                                      int split, int every, float4 *shared) {
+    const int begin = cut.begin + split * cut.tiles, end = min(begin + cut.tiles, cut.end), step = every * cut.tiles;
     clear();
-    uint4 keys[kChunks][2], values[kParts][4];
-    int place = tile_at(begin);
-    load_keys(keys, head, max(place, 0));
-    load_values(values, head, max(place, 0), low_of(begin), high_of(begin));
     for (int tile = begin; tile < end; ++tile) {
-      const bool known = place >= 0;
+      const int next_begin = tile + 1 < end ? begin : begin + step, next = tile + 1 < end ? tile + 1 : next_begin;
+      const bool known = place >= 0, further = next < cut.end;
       float logits[COLUMNS][4];
-      multiply_keys(logits, keys);
-      if (tile + 1 < end) {
-        place = tile_at(tile + 1);
-        load_keys(keys, head, max(place, 0));
+      multiply_keys(logits);
+      give_half(logits, shared, tile - begin);
+      if (further) {
+        walk_to(head, cut, next, next_begin, step);
+        load_keys(head, max(place, 0));
       }
+      take_half(logits, shared, tile - begin);
       uint32_t weights[COLUMNS][2];
-      make_weights(weights, logits, factors, known, low_of(tile), high_of(tile));
-      add_values(values, weights);
-      if (tile + 1 < end) load_values(values, head, max(place, 0), low_of(tile + 1), high_of(tile + 1));
+      make_weights(weights, logits, factors, known, low_of(cut, tile), high_of(cut, tile));
+      add_values(weights);
+      if (further) load_values(head, max(place, 0), low_of(cut, next), high_of(cut, next));
     }
   }
 
-  // sums [heads, DIM] and weights [heads] of the split. 16-byte aligned.
+  // sums [heads, DIM], the warp's part, and weights [heads] of the split. 16-byte aligned.
   __device__ __forceinline__ void leave(float *to, SplitWeights *weights, int heads, const LogitFactors &factors) {
     const int lane = lane_index();
 #pragma unroll
@@ -315,10 +395,11 @@ struct DecodeWarp {
         all += __shfl_xor_sync(0xffffffffu, all, 16);
         const int head = 8 * c + 2 * (lane % 4) + j;
         if (head >= heads) continue;
-        if (lane < 4) weights[head] = {base[c][j] * factors.logit, all};
-        float4 *row = reinterpret_cast<float4 *>(to + head * DIM + 8 * (lane / 4));
+        if (lane < 4 && own_dim() == 0) weights[head] = {base[c][j] * factors.logit, all};
+        float4 *row = reinterpret_cast<float4 *>(to + head * DIM + own_dim() + 8 * (lane / 4));
 #pragma unroll
         for (int part = 0; part < kParts; ++part) {
+          if (!has_part(part)) continue;
           const auto &s = sums[part];
           row[16 * part] = {s[0][c][j], s[0][c][2 + j], s[1][c][j], s[1][c][2 + j]};
           row[16 * part + 1] = {s[2][c][j], s[2][c][2 + j], s[3][c][j], s[3][c][2 + j]};

@@ -1,10 +1,10 @@
-// paged_attention in bf16, heads of 64 or 128. Floor: the cached rows that tokens see, once for every key-value head,
-// or the multiplications of paged_attention_runs.cuh, whichever is more.
+// paged_attention in bf16, heads of 64, 80, 96, 128 or 256. Floor: the cached rows that tokens see, once for every
+// key-value head, or the multiplications of paged_attention_runs.cuh, whichever is more.
 //
 // Which token is what is only known on the device: the kernels of lone tokens (paged_attention_decode.cuh) and of runs
-// (paged_attention_runs.cuh) both look, and each takes its own. Calls of few tokens have the former only, and so have those
-// that say that every token is of another sequence (attribute `lone`). So a token's
-// bits are the same in all calls in which it stands alone, and in all in which it belongs to a run or to none.
+// (paged_attention_runs.cuh) both look, and each takes its own. Calls of few tokens have the former only, and so have
+// those that say that every token is of another sequence (attribute `lone`). So a token's bits are the same in all
+// calls in which it stands alone, and in all in which it belongs to a run or to none.
 #include "paged_attention.h"
 #include "paged_attention_decode.cuh"
 #include "paged_attention_runs.cuh"
@@ -15,19 +15,24 @@ namespace {
 constexpr int kMostGroup = 16;       // query heads of a key-value head
 constexpr int kMostTokens = 1 << 24;
 constexpr int kMostLoneTokens = 16;  // of a call whose tokens are all taken as standing alone
-constexpr int kTokenBlocks = 128;    // that share the lone tokens of a call, where it has more tokens
+constexpr int kTokenBlocks = 128;    // that share the lone tokens of a call with one of many heads, if it has more
 constexpr int kEnoughBlocks = 512;   // for the device, of one token and key-value head each
+
+// Blocks of one key-value head that share the lone tokens of a call, where it has more tokens.
+inline int token_blocks(int64_t kv_heads) {
+  return std::max<int>(kTokenBlocks, static_cast<int>(ceil_div(kEnoughBlocks, kv_heads)));
+}
 
 // Whether a block makes a whole token of one key-value head. The workspace then holds no splits.
 inline bool makes_whole_tokens(int tokens, int64_t kv_heads) {
   return tokens > kTokenBlocks || (tokens > kMostLoneTokens && tokens * kv_heads >= kEnoughBlocks);
 }
 
-// Splits of the longest sequence that a table holds, in whole blocks of warps.
-inline unsigned most_splits(const PagedProblem &p) {
-  const int64_t tiles = p.max_blocks * p.block_size / kTileKeys;
-  const int64_t splits = std::min<int64_t>(ceil_div(tiles, kLeastTiles), kMostSplits);
-  return static_cast<unsigned>(std::max<int64_t>(ceil_div(splits, kDecodeWarps), 1) * kDecodeWarps);
+// Splits of the most keys that a token may see.
+inline int64_t splits_of_table(const PagedProblem &p) {
+  int64_t tiles = p.max_blocks * p.block_size / kTileKeys;
+  if (p.window > 0) tiles = std::min(tiles, p.window / kTileKeys + 2);
+  return std::max<int64_t>(std::min<int64_t>(ceil_div(tiles, kLeastTiles), most_splits(p)), 1);
 }
 
 // Bytes of a split in shared memory: sums of every head, and their weights.
@@ -37,28 +42,32 @@ __host__ __device__ inline int split_bytes(const PagedProblem &p) {
 }
 
 inline size_t weights_bytes(const PagedProblem &p, int tokens) {
-  const size_t bytes = static_cast<size_t>(tokens) * p.heads * kMostSplits * sizeof(SplitWeights);
+  const size_t bytes = static_cast<size_t>(tokens) * p.heads * most_splits(p) * sizeof(SplitWeights);
   return (bytes + 255) / 256 * 256;
 }
 
-// Tokens whose splits are warps: block (kv head, token, four splits).
+// Tokens whose splits are warps: block (kv head, token, as many splits as the block makes).
 template <int DIM, int COLUMNS>
 __global__ void __launch_bounds__(kDecodeThreads, COLUMNS == 1 ? 3 : 2)
     paged_splits(PagedProblem p, PagedIndices at, PagedTensors t, int tokens, bool has_runs, float *sums,
                  SplitWeights *weights) {
+  using Warp = DecodeWarp<DIM, COLUMNS>;
+  __shared__ float4 halves[Warp::kShared];
   wait_for_kernels_ahead();
   const int kv_head = blockIdx.x, token = blockIdx.y;
   const int sequence = at.sequence_ids[token], position = at.positions[token];
   if (!is_known(p, sequence, position) || (has_runs && !is_alone(p, at, tokens, token))) return;
   const KeySplits cut(p, position);
-  const int split = static_cast<int>(blockIdx.z) * kDecodeWarps + static_cast<int>(threadIdx.x) / 32;
+  const int split = static_cast<int>(blockIdx.z) * Warp::kSplits + Warp::own_split();
   if (split >= cut.splits) return;
   const LogitFactors factors(p);
-  DecodeWarp<DIM, COLUMNS> warp;
+  const PagedHead head = t.head(p, at, kv_head, sequence);
+  Warp warp;
   warp.load_queries(t.q + token * p.q_stride + kv_head * p.group * DIM, p.group);
-  warp.see(factors, t.head(p, at, kv_head, sequence), cut, split);
+  warp.start(head, cut, split, cut.splits);
+  warp.see(factors, head, cut, split, cut.splits, halves);
   const int64_t place =
-      ((static_cast<int64_t>(token) * gridDim.x + kv_head) * kMostSplits + split) * p.group;  // of the first head
+      ((static_cast<int64_t>(token) * gridDim.x + kv_head) * most_splits(p) + split) * p.group;  // of the first head
   warp.leave(sums + place * DIM, weights + place, p.group, factors);
 }
 
@@ -78,8 +87,8 @@ __global__ void __launch_bounds__(DIM)
     return;
   }
   const int splits = KeySplits(p, position).splits;
-  const int64_t place = (static_cast<int64_t>(token) * (p.heads / p.group) + head / p.group) * kMostSplits * p.group +
-                        head % p.group;
+  const int64_t pair = static_cast<int64_t>(token) * (p.heads / p.group) + head / p.group;
+  const int64_t place = pair * most_splits(p) * p.group + head % p.group;
   Fold fold;
   float sum = 0.0f;
   for (int first = 0; first < splits; first += kTogether) {
@@ -125,53 +134,72 @@ __device__ inline int find_alone(const PagedProblem &p, const PagedIndices &at, 
   return found;
 }
 
-// A token whose splits are made by one block, four at a time, and folded: sums, of which each thread owns four
-// neighbours out of every 512, stay in registers, what the warps left passes through one of two buffers.
+// Of a block that makes whole tokens, in shared memory: two buffers of splits that were made together, and what was
+// folded, of which each thread owns four neighbours out of every 512 and nobody else reads them.
+struct Folded {
+  float4 *sums;  // [group, head_dim / 4]
+  Fold *folds;   // one for each of those
+
+  __device__ Folded(const PagedProblem &p, unsigned char *shared) {
+    sums = reinterpret_cast<float4 *>(shared);
+    folds = reinterpret_cast<Fold *>(sums + p.group * p.head_dim / 4);
+  }
+};
+__host__ __device__ inline int folded_bytes(const PagedProblem &p) {
+  const int bytes = p.group * p.head_dim / 4 * static_cast<int>(sizeof(float4) + sizeof(Fold));
+  return (bytes + 15) / 16 * 16;
+}
+
+// A token whose splits are made by one block, some at a time, and folded.
 template <int DIM, int COLUMNS>
 __device__ __forceinline__ void make_token(const PagedProblem &p, const PagedIndices &at, const PagedTensors &t,
-                                           int token, int kv_head, unsigned char *shared) {
-  constexpr int kOwned = 8 * COLUMNS * DIM / (4 * kDecodeThreads);
-  const int warp_index = static_cast<int>(threadIdx.x) / 32, elements = p.group * DIM;
-  const int stride = split_bytes(p);  // from warp to warp
+                                           int token, int kv_head, unsigned char *shared, float4 *halves) {
+  using Warp = DecodeWarp<DIM, COLUMNS>;
+  const int own_split = Warp::own_split(), elements = p.group * DIM;
+  const int stride = split_bytes(p);
   const int sequence = at.sequence_ids[token];
   const KeySplits cut(p, at.positions[token]);
   const LogitFactors factors(p);
   const PagedHead head = t.head(p, at, kv_head, sequence);
-  DecodeWarp<DIM, COLUMNS> warp;
+  Warp warp;
   warp.load_queries(t.q + token * p.q_stride + kv_head * p.group * DIM, p.group);
-  Fold folds[kOwned];
-  float4 sums[kOwned] = {};
-  for (int first = 0; first < cut.splits; first += kDecodeWarps) {
-    unsigned char *const buffer = shared + first / kDecodeWarps % 2 * kDecodeWarps * stride;
-    if (first + warp_index < cut.splits) {
-      warp.see(factors, head, cut, first + warp_index);
-      float *const left = reinterpret_cast<float *>(buffer + warp_index * stride);
+  if (own_split < cut.splits) warp.start(head, cut, own_split, Warp::kSplits);
+  const Folded all(p, shared);
+  shared += folded_bytes(p);
+  for (int i = threadIdx.x; i < elements / 4; i += kDecodeThreads) {
+    all.sums[i] = float4{};
+    all.folds[i] = Fold{};
+  }
+  for (int first = 0; first < cut.splits; first += Warp::kSplits) {
+    unsigned char *const buffer = shared + first / Warp::kSplits % 2 * Warp::kSplits * stride;
+    if (first + own_split < cut.splits) {
+      warp.see(factors, head, cut, first + own_split, Warp::kSplits, halves);
+      float *const left = reinterpret_cast<float *>(buffer + own_split * stride);
       warp.leave(left, reinterpret_cast<SplitWeights *>(left + elements), p.group, factors);
     }
     __syncthreads();
-    for (int i = 0; i < kDecodeWarps && first + i < cut.splits; ++i) {
-      const float *const left = reinterpret_cast<const float *>(buffer + i * stride);
-      const SplitWeights *const weights = reinterpret_cast<const SplitWeights *>(left + elements);
-#pragma unroll
-      for (int own = 0; own < kOwned; ++own) {
-        const int element = 4 * (own * kDecodeThreads + static_cast<int>(threadIdx.x));
-        if (element >= elements) continue;
+    const int made = min(Warp::kSplits, cut.splits - first);
+    for (int i = threadIdx.x; i < elements / 4; i += kDecodeThreads) {
+      Fold fold = all.folds[i];
+      float4 sum = all.sums[i];
+      for (int split = 0; split < made; ++split) {
+        const float *const left = reinterpret_cast<const float *>(buffer + split * stride);
         float before, after;
-        folds[own].add(weights[element / DIM], &before, &after);
-        const float4 split = *reinterpret_cast<const float4 *>(left + element);
-        float4 &sum = sums[own];
-        sum = {folded(sum.x, before, split.x, after), folded(sum.y, before, split.y, after),
-               folded(sum.z, before, split.z, after), folded(sum.w, before, split.w, after)};
+        fold.add(reinterpret_cast<const SplitWeights *>(left + elements)[4 * i / DIM], &before, &after);
+        const float4 next = reinterpret_cast<const float4 *>(left)[i];
+        sum = {folded(sum.x, before, next.x, after), folded(sum.y, before, next.y, after),
+               folded(sum.z, before, next.z, after), folded(sum.w, before, next.w, after)};
       }
+      all.folds[i] = fold;
+      all.sums[i] = sum;
     }
   }
   bf16 *const to = t.o + token * p.o_stride + kv_head * elements;
-#pragma unroll
-  for (int own = 0; own < kOwned; ++own) {
-    const int element = 4 * (own * kDecodeThreads + static_cast<int>(threadIdx.x));
-    const float total = folds[own].total;
-    const float mean[4] = {sums[own].x / total, sums[own].y / total, sums[own].z / total, sums[own].w / total};
-    if (element < elements) store<4>(to + element, mean);
+  for (int i = threadIdx.x; i < elements / 4; i += kDecodeThreads) {
+    const float total = all.folds[i].total;
+    const float4 sum = all.sums[i];
+    const float mean[4] = {sum.x / total, sum.y / total, sum.z / total, sum.w / total};
+    store<4>(to + 4 * i, mean);
   }
 }
 
@@ -180,19 +208,20 @@ template <int DIM, int COLUMNS>
 __global__ void __launch_bounds__(kDecodeThreads, COLUMNS == 1 ? 3 : 2)
     paged_tokens(PagedProblem p, PagedIndices at, PagedTensors t, int tokens, bool has_runs) {
   extern __shared__ __align__(16) unsigned char shared[];
+  __shared__ float4 halves[DecodeWarp<DIM, COLUMNS>::kShared];
   __shared__ int counts[kDecodeThreads + 1];
   wait_for_kernels_ahead();
   const int kv_head = blockIdx.x;
   for (int n = blockIdx.y; n < tokens; n += static_cast<int>(gridDim.y)) {
     int token = n;
-    if (has_runs && tokens > kTokenBlocks) {
+    if (has_runs && tokens > static_cast<int>(gridDim.y)) {
       token = find_alone(p, at, tokens, n, counts);
       if (token < 0) return;
     } else if (has_runs && !is_alone(p, at, tokens, token)) {  // padding is the other kernel's, where there is one
       return;
     }
     if (is_known(p, at.sequence_ids[token], at.positions[token])) {
-      make_token<DIM, COLUMNS>(p, at, t, token, kv_head, shared);
+      make_token<DIM, COLUMNS>(p, at, t, token, kv_head, shared, halves);
     } else {
       bf16 *const to = t.o + token * p.o_stride + static_cast<int64_t>(kv_head) * p.group * DIM;
       const bf16 nothing = from_float<bf16>(at.sequence_ids[token] < 0 ? 0.0f : not_a_number());
@@ -204,19 +233,21 @@ __global__ void __launch_bounds__(kDecodeThreads, COLUMNS == 1 ? 3 : 2)
 
 template <int DIM, int COLUMNS>
 void launch_lone_tokens(const sg_call *call, const PagedProblem &p, const PagedTensors &t, int tokens, bool has_runs) {
+  using Warp = DecodeWarp<DIM, COLUMNS>;
   const PagedIndices at = paged_indices(call);
   const unsigned kv_heads = static_cast<unsigned>(p.heads / p.group);
   if (makes_whole_tokens(tokens, kv_heads)) {
-    const int shared = 2 * kDecodeWarps * split_bytes(p);
+    const int shared = folded_bytes(p) + 2 * Warp::kSplits * split_bytes(p);
     const auto kernel = paged_tokens<DIM, COLUMNS>;
     cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
-    const dim3 blocks(kv_heads, static_cast<unsigned>(std::min(tokens, kTokenBlocks)));
+    const dim3 blocks(kv_heads, static_cast<unsigned>(std::min(tokens, token_blocks(kv_heads))));
     launch_ahead(call, blocks, kDecodeThreads, static_cast<size_t>(shared), kernel, p, at, t, tokens, has_runs);
     return;
   }
   SplitWeights *const weights = static_cast<SplitWeights *>(call->workspace);
   float *const sums = reinterpret_cast<float *>(static_cast<char *>(call->workspace) + weights_bytes(p, tokens));
-  const dim3 blocks(kv_heads, static_cast<unsigned>(tokens), most_splits(p) / kDecodeWarps);
+  const dim3 blocks(kv_heads, static_cast<unsigned>(tokens),
+                    static_cast<unsigned>(ceil_div(splits_of_table(p), Warp::kSplits)));
   launch_ahead(call, blocks, kDecodeThreads, 0, paged_splits<DIM, COLUMNS>, p, at, t, tokens, has_runs, sums, weights);
   launch_ahead(call, dim3(static_cast<unsigned>(p.heads), static_cast<unsigned>(tokens)), DIM, 0, paged_combine<DIM>, p,
                at, tokens, has_runs, static_cast<const float *>(sums), static_cast<const SplitWeights *>(weights), t.o);
@@ -233,12 +264,14 @@ void launch(const sg_call *call, const PagedProblem &p, const PagedTensors &t, i
   if (has_runs) launch_runs<DIM>(call, p, t, tokens);
 }
 
+inline bool has_kernels(int dim) { return dim == 64 || dim == 80 || dim == 96 || dim == 128 || dim == 256; }
+
 int32_t supports(const sg_call *call) {
   if (!paged_supported(call)) return 0;
   const sg_tensor *q = input(call, 0), *k = input(call, 1);
   if (q->dtype != SG_BF16 || k->dtype != SG_BF16) return 0;
   const PagedProblem p = paged_problem(call);
-  if (p.value_dim != p.head_dim || (p.head_dim != 64 && p.head_dim != 128) || p.group > kMostGroup) return 0;
+  if (p.value_dim != p.head_dim || !has_kernels(p.head_dim) || p.group > kMostGroup) return 0;
   if (p.block_size % kTileKeys != 0 || p.cache_rows < kTileKeys || p.cache_rows / kTileKeys > INT32_MAX) return 0;
   if (p.max_blocks * p.block_size > INT32_MAX - kTileKeys * kMostSplits || q->shape[0] > kMostTokens) return 0;
   const bool packs = p.q_stride % 8 == 0 && p.key_stride % 8 == 0 && p.value_stride % 8 == 0 && p.o_stride % 8 == 0;
@@ -249,7 +282,7 @@ size_t workspace(const sg_call *call) {
   const PagedProblem p = paged_problem(call);
   const int tokens = static_cast<int>(input(call, 0)->shape[0]);
   if (makes_whole_tokens(tokens, p.heads / p.group)) return 0;
-  return weights_bytes(p, tokens) + static_cast<size_t>(tokens) * p.heads * kMostSplits * p.head_dim * sizeof(float);
+  return weights_bytes(p, tokens) + static_cast<size_t>(tokens) * p.heads * most_splits(p) * p.head_dim * sizeof(float);
 }
 
 int32_t run(const sg_call *call) {
@@ -266,10 +299,12 @@ int32_t run(const sg_call *call) {
     return run_paged_attention(call);
   }
   const int tokens = static_cast<int>(input(call, 0)->shape[0]);
-  if (p.head_dim == 64) {
-    launch<64>(call, p, t, tokens);
-  } else {
-    launch<128>(call, p, t, tokens);
+  switch (p.head_dim) {
+    case 64: launch<64>(call, p, t, tokens); break;
+    case 80: launch<80>(call, p, t, tokens); break;
+    case 96: launch<96>(call, p, t, tokens); break;
+    case 128: launch<128>(call, p, t, tokens); break;
+    default: launch<256>(call, p, t, tokens);
   }
   return launched(call);
 }

@@ -23,4 +23,7 @@ __device__ inline uint32_t transpose_matrix(uint32_t pair) {
   return transposed;
 }
 
+// A barrier for two warps, which name the same one of 1 to 15 (0 is the block's).
+__device__ inline void sync_pair(int barrier) { asm volatile("bar.sync %0, 64;" ::"r"(barrier) : "memory"); }
+
 }  // namespace sg::cuda
