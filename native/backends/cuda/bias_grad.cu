@@ -1,7 +1,9 @@
 // bias_grad: dbias[N] f32 += the column sums of dy[T, N].
 //
-// Floor: dy once. column_sums.cuh has the cuts and the order of the sum; a thread has 128 to 256 bytes of dy in flight.
+// Floor: dy once. column_sums.cuh has the cuts and the order of the sum; a thread has 128 to 256 bytes of dy in flight,
+// and the first of them are asked for before the kernel ahead has ended.
 #include "column_sums.cuh"
+#include "prefetch.cuh"
 
 namespace sg::cuda {
 namespace {
@@ -26,8 +28,12 @@ template <int V, bool clustered, class T>
 __global__ void __launch_bounds__(kSumThreads, kSumBlocks)
     sum_rows(const T *dy, int64_t tokens, int64_t width, float *partials, float *dbias) {
   constexpr int kRows = V == 1 ? 4 : 32 / static_cast<int>(sizeof(T));
-  wait_for_kernels_ahead();
   const ColumnTask task(tokens, width);
+  const int64_t left = task.end - task.begin, stride = width * static_cast<int64_t>(sizeof(T));
+  const int first_rows = left < kRows * kSumGroups ? static_cast<int>(left) : kRows * kSumGroups;
+  bring_rows<kSumThreads, kSumColumns * sizeof(T)>(dy + task.begin * width + task.base, stride, first_rows,
+                                                   stride - task.base * static_cast<int64_t>(sizeof(T)));
+  wait_for_kernels_ahead();
   float sums[kSumEach] = {};
   int64_t row = task.begin + task.group;
   for (; row + (kRows - 1) * kSumGroups < task.end; row += kRows * kSumGroups) {

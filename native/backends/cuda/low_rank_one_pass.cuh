@@ -120,16 +120,13 @@ struct Copies {
   }
 };
 
-// Asks for the steps that a block begins with, a row a thread.
+// Asks for the steps that a block begins with.
 template <int tiles>
 __device__ inline void bring_first_steps(const Operands &p, int begin, int end) {
-  constexpr int kFirst = (Layout<tiles>::kSteps - 1) * kRows;
-  static_assert(kFirst <= kThreads);
-  const int row = begin + static_cast<int>(threadIdx.x), column = blockIdx.x * chunk_columns(tiles);
-  if (row >= min(end, begin + kFirst)) return;
-  const int columns = min(p.features - column, chunk_columns(tiles));
-  bring_closer(p.dy + row * p.dy_stride + column, static_cast<uint32_t>(columns * sizeof(bf16)));
-  bring_closer(p.low + row * p.low_stride, 16 * tiles);
+  constexpr int kDyBytes = chunk_columns(tiles) * 2, kLowBytes = 16 * tiles;
+  const int rows = min(end - begin, (Layout<tiles>::kSteps - 1) * kRows), column = blockIdx.x * chunk_columns(tiles);
+  bring_rows<kThreads, kDyBytes>(p.dy + begin * p.dy_stride + column, 2 * p.dy_stride, rows, 2 * (p.features - column));
+  bring_rows<kThreads, kLowBytes>(p.low + begin * p.low_stride, 2 * p.low_stride, rows, kLowBytes);
 }
 
 // b's fragments: terms are the warp's columns of dy, from `column` on. Zeros past the last.

@@ -4,8 +4,8 @@
 // The floor is bytes: x once in, y once out; the table's row is a few hundred bytes beside a token's kilobytes. A
 // thread turns V pairs in two heads of a token: 64 bytes of x, under way before it waits for the position and then for
 // the angles, which every head of a token reads from the cache; and on their way there before the kernel ahead has
-// ended, since the keys of 4,096 tokens take memory no longer than a load and a store. Blocks have an axis for each of lane, heads and token:
-// no thread divides, since a small tensor takes hardly longer than a thread does.
+// ended, since the keys of 4,096 tokens take memory no longer than a load and a store. Blocks have an axis for each of
+// lane, heads and token: no thread divides, since a small tensor takes hardly longer than a thread does.
 #include <algorithm>
 
 #include "prefetch.cuh"
