@@ -46,13 +46,14 @@ def serving_graph(
     few: bool = False,
 ) -> Graph:
     """What programs of a model that serve it are emitted from. max_positions: of the longest sequence. few: for programs of a
-    few tokens on a device. Products of the same input are one where ``weights`` are copies anyway, as they are on a device."""
+    few tokens on a device. Products of the same input are one where ``weights`` are copies anyway, as they are on a device;
+    norms of heads go into their rotation there, while the CPU does as the trainer does, to the bit."""
     graph = feed_tokens(paged_kv(trace(model.dsl(), "row_logits", max_positions)))
     if weights.backend != "cpu":
         fuse_projections(graph, weights.dtypes(graph))
     if adapters is not None:
         adapter_bank(graph, adapters)
-    fuse_rope(graph)
+    fuse_rope(graph, norms=weights.backend != "cpu")
     precision(fuse(graph), recipe)
     if few:
         fuse_norms(graph, weights.dtypes(graph))

@@ -1,10 +1,14 @@
-// rope_kv_write(q[T, Hq, D], k[T, H, D], v[T, H, Dv], positions[T], table[P, R/2, 2], slots[T]) -> rotated[T, Hq, D],
-// key_cache[S, H, D], value_cache[S, H, Dv]: q is rotated, k is rotated into row slots[t] of one cache, v copied into that of
-// the other; a negative slot is skipped. Rows of q, k, v and rotated may lie apart, and rotated may be q.
+// rope_kv_write(q[T, Hq, D], k[T, H, D], v[T, H, Dv], positions[T], table[P, R/2, 2], slots[T], q_weight[D]?,
+// k_weight[D]?) -> rotated[T, Hq, D], key_cache[S, H, D], value_cache[S, H, Dv]: q is rotated, k is rotated into row
+// slots[t] of one cache, v copied into that of the other; a negative slot is skipped. With weights each head of q and k
+// goes through its norm first. Rows of q, k, v and rotated may lie apart, and rotated may be q.
+#include "quant.h"
 #include "rope.h"
 
 namespace sg::cpu::SG_ISA {
 namespace {
+
+constexpr int64_t kMaxNormed = 1024;  // dims of a head that has a norm
 
 bool is_heads(const sg_tensor *t) { return t != nullptr && t->rank == 3 && is_activation(t) && has_dense_rows(t); }
 bool is_index(const sg_tensor *t, int64_t count) {
@@ -12,6 +16,11 @@ bool is_index(const sg_tensor *t, int64_t count) {
 }
 bool same_heads(const sg_tensor *a, const sg_tensor *b) {
   return a->shape[1] == b->shape[1] && a->shape[2] == b->shape[2];
+}
+
+bool is_weight(const sg_tensor *t, int64_t dim) {
+  const bool plain = t->dtype == SG_F32 || t->dtype == SG_BF16 || t->dtype == SG_F16;
+  return plain && t->rank == 1 && t->shape[0] == dim && is_dense(t) && dim <= kMaxNormed;
 }
 
 int32_t supports(const sg_call *call) {
@@ -23,8 +32,60 @@ int32_t supports(const sg_call *call) {
   if (k->shape[0] != q->shape[0] || v->shape[0] != q->shape[0] || k->shape[2] != q->shape[2]) return 0;
   if (v->shape[1] != k->shape[1] || !is_index(input(call, 3), q->shape[0]) || !is_index(input(call, 5), q->shape[0])) return 0;
   if (table == nullptr || table->dtype != SG_F32 || !is_dense(table) || table->rank != 3 || table->shape[2] != 2) return 0;
+  const sg_tensor *q_weight = input(call, 6), *k_weight = input(call, 7);
+  if ((q_weight == nullptr) != (k_weight == nullptr)) return 0;
+  if (q_weight != nullptr && (!is_weight(q_weight, q->shape[2]) || !is_weight(k_weight, q->shape[2]))) return 0;
   const int64_t rotates = 2 * table->shape[1];
   return rotates <= q->shape[2] && rotates <= kMaxRotated ? isa_score(SG_ISA_NAME) : 0;
+}
+
+// The weights in fp32, with what their family adds to them: q's, then k's.
+size_t workspace(const sg_call *call) {
+  const sg_tensor *weight = input(call, 6);
+  return weight == nullptr ? 0 : static_cast<size_t>(2 * weight->shape[0]) * sizeof(float);
+}
+
+struct Weights {
+  const float *q = nullptr, *k = nullptr;
+
+  explicit Weights(const sg_call *call) {
+    if (input(call, 6) == nullptr) return;
+    float *to = static_cast<float *>(call->workspace);
+    const int64_t dim = input(call, 6)->shape[0];
+    const vf offset = vset(static_cast<float>(attr_float(call, "unit_offset", 0.0)));
+    decode_row(input(call, 6)->dtype, input(call, 6)->data, dim, to);
+    decode_row(input(call, 7)->dtype, input(call, 7)->data, dim, to + dim);
+    for_vectors(2 * dim, [&](int64_t i, int m) SG_FLATTEN {
+      vstore_upto(to + i, vadd(vload_upto(to + i, m), offset), m);
+    });
+    q = to;
+    k = to + dim;
+  }
+};
+
+template <class X>
+void norm_head(const X *x, const float *weight, float eps, int64_t dim, float *out) {
+  vf squares = vzero();
+  for_vectors(dim, [&](int64_t i, int m) SG_FLATTEN {
+    const vf a = vload_upto(x + i, m);
+    squares = vfma(a, a, squares);
+  });
+  const vf scale = vset(1.0f / std::sqrt(vsum(squares) / static_cast<float>(dim) + eps));
+  for_vectors(dim, [&](int64_t i, int m) SG_FLATTEN {
+    vstore_upto(out + i, vmul(vmul(vload_upto(x + i, m), scale), vload_upto(weight + i, m)), m);
+  });
+}
+
+// What `rotate_token` does, of the heads' norms where there is a weight.
+template <class X, class Y>
+void turn_token(const X *x, Y *y, const float *weight, float eps, const float *angle, bool interleaved, int64_t heads,
+                int64_t dim, int64_t half) {
+  if (weight == nullptr) return rotate_token(x, y, angle, interleaved, heads, dim, half);
+  alignas(64) float normed[kMaxNormed];
+  for (int64_t head = 0; head < heads; ++head, x += dim, y += dim) {
+    norm_head(x, weight, eps, dim, normed);
+    rotate_token(normed, y, angle, interleaved, 1, dim, half);
+  }
 }
 
 template <class T, class C>
@@ -34,16 +95,18 @@ void run_with(const sg_call *call) {
   const int32_t *positions = data<int32_t>(input(call, 3)), *slots = data<int32_t>(input(call, 5));
   const int64_t heads = k->shape[1], dim = q->shape[2], half = table->shape[1];
   const bool interleaved = attr_int(call, "interleaved", 0) != 0;
+  const float eps = static_cast<float>(attr_float(call, "eps", 1e-5));
+  const Weights weights(call);
   const int64_t width = (q->shape[1] + heads) * dim + heads * v->shape[2];
   parallel_rows(call, q->shape[0], width, [&](int64_t begin, int64_t end) {
     alignas(64) float angle[2 * kMaxRotated];
     for (int64_t t = begin; t < end; ++t) {
       lay_out(data<float>(table) + positions[t] * 2 * half, 1.0f, interleaved, half, angle);
-      rotate_token(data<T>(q) + t * q->strides[0], data<T>(rotated) + t * rotated->strides[0], angle, interleaved,
-                   q->shape[1], dim, half);
+      turn_token(data<T>(q) + t * q->strides[0], data<T>(rotated) + t * rotated->strides[0], weights.q, eps, angle,
+                 interleaved, q->shape[1], dim, half);
       if (slots[t] < 0) continue;
-      rotate_token(data<T>(k) + t * k->strides[0], data<C>(keys) + slots[t] * keys->strides[0], angle, interleaved, heads,
-                   dim, half);
+      turn_token(data<T>(k) + t * k->strides[0], data<C>(keys) + slots[t] * keys->strides[0], weights.k, eps, angle,
+                 interleaved, heads, dim, half);
       copy_row(data<T>(v) + t * v->strides[0], data<C>(values) + slots[t] * values->strides[0], heads * v->shape[2]);
     }
   });
@@ -69,7 +132,7 @@ int32_t run(const sg_call *call) {
   return SG_OK;
 }
 
-constexpr sg_kernel kernel = describe_row_kernel("rope_kv_write", 0, supports, nullptr, run);
+constexpr sg_kernel kernel = describe_row_kernel("rope_kv_write", 0, supports, workspace, run);
 SG_REGISTER_KERNEL(kernel);
 
 }  // namespace

@@ -17,15 +17,20 @@ struct Weight {
   int32_t dtype;
   float offset;
 
+  // body(data) as what it points to.
+  template <class Body>
+  __device__ void with_data(Body &&body) const {
+    if (dtype == SG_F32) {
+      body(static_cast<const float *>(data));
+    } else if (dtype == SG_BF16) {
+      body(static_cast<const bf16 *>(data));
+    } else {
+      body(static_cast<const f16 *>(data));
+    }
+  }
   template <int V>
   __device__ void load_pack(int64_t column, float (&to)[V]) const {
-    if (dtype == SG_F32) {
-      load<V>(static_cast<const float *>(data) + column, to);
-    } else if (dtype == SG_BF16) {
-      load<V>(static_cast<const bf16 *>(data) + column, to);
-    } else {
-      load<V>(static_cast<const f16 *>(data) + column, to);
-    }
+    with_data([&](const auto *from) { load<V>(from + column, to); });
 #pragma unroll
     for (int i = 0; i < V; ++i) to[i] += offset;
   }

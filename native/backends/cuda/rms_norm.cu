@@ -11,9 +11,12 @@
 // rms_norm has one task a thread: 64 bytes of a long row, all under way at once; as blocks end, others begin, so that
 // some always wait for memory while others add and store. The weight comes from the first-level cache, after the sum:
 // the cache is several times as fast as memory, and registers are worth more as bytes in flight. The gradient's blocks
-// walk over rows, with the weight in registers.
+// walk over rows, with the weight in registers; while they add up a row the next one comes to the second-level cache,
+// as the first rows of both do while the kernel ahead ends.
 #include <initializer_list>
 
+#include "norm_weight.cuh"
+#include "prefetch.cuh"
 #include "rows.cuh"
 #include "vectors.cuh"
 
@@ -23,10 +26,6 @@ namespace {
 constexpr int kGroupedThreads = 256;  // of a block that works on several rows, or on rows of any form
 constexpr int kMaxThreads = 1024;
 
-bool is_weight_vector(const sg_tensor *w, const sg_tensor *x) {
-  const bool plain = w->dtype == SG_F32 || w->dtype == SG_BF16 || w->dtype == SG_F16;
-  return plain && w->rank == 1 && w->shape[0] == last_dim(x) && is_dense(w);
-}
 bool is_rstd(const sg_tensor *rstd, const sg_tensor *x) {
   return rstd->dtype == SG_F32 && num_elements(rstd) == num_rows(x) && is_dense(rstd);
 }
@@ -67,35 +66,6 @@ __device__ inline T *row_at(const Rows<T> &rows, const Place &place, const RowGr
   return rows.data + place.outer * rows.stride + place.inner * grid.n;
 }
 
-// weight + unit_offset, read in fp32.
-struct Weight {
-  const void *data;
-  int32_t dtype;
-  float offset;
-
-  template <int V>
-  __device__ void load_pack(int64_t column, float (&to)[V]) const {
-    if (dtype == SG_F32) {
-      load<V>(static_cast<const float *>(data) + column, to);
-    } else if (dtype == SG_BF16) {
-      load<V>(static_cast<const bf16 *>(data) + column, to);
-    } else {
-      load<V>(static_cast<const f16 *>(data) + column, to);
-    }
-#pragma unroll
-    for (int i = 0; i < V; ++i) to[i] += offset;
-  }
-  template <int V>
-  bool packable() const {
-    return dtype == SG_F32 ? can_pack<V>(static_cast<const float *>(data), 0)
-                           : can_pack<V>(static_cast<const bf16 *>(data), 0);
-  }
-};
-Weight weight_of(const sg_call *call, int index) {
-  const sg_tensor *weight = input(call, index);
-  return {weight->data, weight->dtype, static_cast<float>(attr_float(call, "unit_offset", 0.0))};
-}
-
 // How the block's threads share rows: `threads` of them to a row, a power of two up to 32 or else whole warps.
 struct Share {
   int threads, lane, row, rows;
@@ -123,6 +93,22 @@ struct Share {
     return warp_sum(in_warp < warps ? scratch[row * warps + in_warp] : 0.0f);
   }
 };
+
+// Asks for the block's rows from `first` on: one thread where they lie behind one another, else one for each index of
+// the first axis that begins there. Rows can be moved in packs of 16 bytes.
+template <class T>
+__device__ inline void bring_block(const RowGrid &grid, const Share &share, const Rows<T> &rows, int64_t first) {
+  const int64_t row = first + share.row, left = grid.rows - first;
+  const auto bytes = static_cast<uint32_t>(grid.n * sizeof(T));
+  if (rows.data == nullptr || left <= 0) return;
+  if (rows.stride == grid.inner * grid.n) {
+    const auto count = static_cast<uint32_t>(left < share.rows ? left : share.rows);
+    if (threadIdx.x == 0) bring_closer(rows.data + first * grid.n, count * bytes);
+  } else if (share.lane == 0 && row < grid.rows) {
+    const Place place = locate(grid, row);
+    if (place.inner == 0) bring_closer(row_at(rows, place, grid), static_cast<uint32_t>(grid.inner) * bytes);
+  }
+}
 
 // A thread's packs of the row; zeros from column n on. Loads of several operands go before the first `floats`, so that
 // they are under way together.
@@ -194,8 +180,9 @@ template <class X, class Y, int V, int P>
 __global__ void __launch_bounds__(kMaxThreads)
     rms_norm_packs(RowGrid grid, int threads, Rows<const X> x, Weight weight, float eps, Rows<Y> y, float *rstd_out) {
   __shared__ float scratch[32];
-  wait_for_kernels_ahead();
   const Share share(threads);
+  bring_block(grid, share, x, static_cast<int64_t>(blockIdx.x) * share.rows);
+  wait_for_kernels_ahead();
   const int64_t row = static_cast<int64_t>(blockIdx.x) * share.rows + share.row;
   const int limit = row < grid.rows ? static_cast<int>(grid.n) : 0;
   const Place place = locate(grid, row);
@@ -298,6 +285,13 @@ __global__ void __launch_bounds__(kMaxThreads)
   const Share share(threads);
   const int n = static_cast<int>(grid.n);
   const float inverse_n = 1.0f / static_cast<float>(n);
+  const auto bring = [&](int64_t first) {
+    bring_block(grid, share, dy, first);
+    bring_block(grid, share, x, first);
+    bring_block(grid, share, addend, first);
+  };
+  bring(static_cast<int64_t>(blockIdx.x) * share.rows);
+  wait_for_kernels_ahead();
   float factor[P][V];
   if constexpr (roomy) load_weight<V, P>(weight, share, n, factor);
   const int64_t step = static_cast<int64_t>(gridDim.x) * share.rows;
@@ -309,6 +303,7 @@ __global__ void __launch_bounds__(kMaxThreads)
     const Held<G, V, P> held_dy(row_at(dy, place, grid), share, limit);
     const Held<X, V, P> held_x(row_at(x, place, grid), share, limit);
     Held<Out, V, P> held_addend(row_at(addend, place, grid), share, roomy ? addend_limit : 0);
+    if constexpr (roomy) bring(first + step);
     float g[P][V], values[P][V], dot = 0.0f;
     held_dy.floats(g);
     held_x.floats(values);
@@ -391,8 +386,8 @@ int32_t grad_run(const sg_call *call) {
         const Rows<Out> out = rows_on<Out>(grid, dx);
         const auto go = [&](auto kernel, int elements) {
           const Launch plan = plan_rows(grid, elements);
-          kernel<<<plan.blocks, plan.block, 0, stream(call)>>>(grid, plan.threads_per_row, g, in, weight, rstd, added,
-                                                               out);
+          launch_ahead(call, plan.blocks, plan.block, 0, kernel, grid, plan.threads_per_row, g, in, weight, rstd, added,
+                       out);
         };
         const bool packs = grid.n % V == 0 && can_pack_rows<V>(g) && can_pack_rows<V>(in) && can_pack_rows<V>(added) &&
                            can_pack_rows<V>(out) && weight.packable<V>();

@@ -1,13 +1,18 @@
-// rope_kv_write(q[T, Hq, D], k[T, H, D], v[T, H, Dv], positions[T], table[P, R/2, 2], slots[T]) -> rotated[T, Hq, D],
-// key_cache[S, H, D], value_cache[S, H, Dv]: q is rotated, k is rotated into row slots[t] of one cache, v copied into that
-// of the other. Rows of q, k, v, rotated and of the caches may lie apart, and rotated may be q. A position outside the
-// table gives NaN; a slot that is negative or outside the caches is skipped.
+// rope_kv_write(q[T, Hq, D], k[T, H, D], v[T, H, Dv], positions[T], table[P, R/2, 2], slots[T], q_weight[D]?,
+// k_weight[D]?) -> rotated[T, Hq, D], key_cache[S, H, D], value_cache[S, H, Dv]: q is rotated, k is rotated into row
+// slots[t] of one cache, v copied into that of the other; with weights each head of q and k goes through its norm
+// first. Rows of q, k, v, rotated and of the caches may lie apart, and rotated may be q. A position outside the table
+// gives NaN; a slot that is negative or outside the caches is skipped.
 //
-// The floor is bytes: q, k and v once in and once out. Where sequences go on by a token each that is next to nothing, and
-// what counts is that this is one kernel. A thread has V pairs of one head, or two packs of a head of v, under way before it
-// waits for position and slot; blocks have an axis for each of lane, head and token, so that no thread divides.
+// The floor is bytes: q, k and v once in and once out. Where sequences go on by a token each that is next to nothing,
+// and what counts is that this is one kernel. A thread has V pairs of one head, or two packs of a head of v, under way
+// before it waits for position and slot; blocks have an axis for each of lane, head and token, so that no thread
+// divides. The lanes of a head that has a norm are a power of two of one warp, which add up its squares among them;
+// angles and weight are under way by then. Heads of more lanes than a warp has are read twice, by a block each.
 #include <algorithm>
+#include <bit>
 
+#include "norm_weight.cuh"
 #include "rope.cuh"
 #include "rows.cuh"
 #include "vectors.cuh"
@@ -35,97 +40,244 @@ struct Tensors {
   Rows<C> keys, values;
 };
 
-// A head that is turned, from `in` to `out`.
-template <int V, bool interleaved, class X, class Y>
-__device__ inline void turn_head(const Shape &shape, const Pack<X, V> &left, const Pack<X, V> &right, bool turns,
-                                 const float *table, int32_t position, int lane, Y *out, int right_at) {
-  float a[V], b[V];
-  to_floats<V>(left, a);
-  if (turns) {
-    float cos[V], sin[V];
-    load_angles<V>(table, shape.table_rows, shape.half, position, lane * V, 1.0f, cos, sin);
-    to_floats<V>(right, b);
-    turn<V, interleaved>(cos, sin, a, b);
-    store<V>(out + right_at, b);
+struct Indices {
+  const int32_t *positions, *slots;
+  const float *table;
+};
+
+struct Norms {
+  Weight q, k;
+  float eps, inverse_dim;
+
+  __device__ float rstd(float squares) const { return rsqrtf(fmaf(squares, inverse_dim, eps)); }
+};
+
+// Two packs of a head: those whose pairs a lane turns, or of v one from each half of it. What lies behind the pairs of
+// a head takes the first pack of lanes of its own.
+template <int V, bool interleaved>
+struct Part {
+  bool is_query, is_value, turns, has_left, has_right;
+  int lane, left_at, right_at;  // right_at: from left_at on
+  int64_t first;                // left_at, in the row of all heads
+
+  __device__ Part(const Shape &shape, bool exists, int head, int own_lane) : lane(own_lane) {
+    is_query = head < shape.query_heads;
+    is_value = head >= shape.query_heads + shape.heads;
+    const int own_head = is_query ? head : (head - shape.query_heads) - (is_value ? shape.heads : 0);
+    turns = !is_value && lane < shape.turning;
+    const int apart = (shape.value_packs + 1) / 2;
+    left_at = is_value ? lane * V
+              : turns  ? lane * V * (interleaved ? 2 : 1)
+                       : 2 * shape.half + (lane - shape.turning) * V;
+    right_at = is_value ? apart * V : interleaved ? V : shape.half;
+    has_left = exists && lane < (is_value ? apart : shape.threads);
+    has_right = has_left && (is_value ? apart + lane < shape.value_packs : turns);
+    first = static_cast<int64_t>(own_head) * (is_value ? shape.value_dim : shape.dim) + left_at;
   }
-  store<V>(out, a);
+  template <class T, class C>
+  __device__ const T *source(const Tensors<T, C> &at, int64_t token) const {
+    const Rows<const T> &from = is_query ? at.q : is_value ? at.v : at.k;
+    return from.data + token * from.stride + first;
+  }
+  template <class Y>
+  __device__ void store_to(const Rows<Y> &to, int64_t row, const float (&left)[V], const float (&right)[V]) const {
+    Y *out = to.data + row * to.stride + first;
+    store<V>(out, left);
+    if (has_right) store<V>(out + right_at, right);
+  }
+};
+
+// What a token's position and slot say.
+template <int V>
+struct Found {
+  int32_t position = 0, slot = 0;
+  float cos[V], sin[V];
+
+  template <bool interleaved>
+  __device__ void load_indices(const Part<V, interleaved> &part, const Indices &indices, int64_t token) {
+    if (!part.is_query) slot = indices.slots[token];
+    if (part.turns) position = indices.positions[token];
+  }
+  template <bool interleaved>
+  __device__ void load_turn(const Shape &shape, const Part<V, interleaved> &part, const Indices &indices) {
+    if (!part.turns) return;
+    load_angles<V>(indices.table, shape.table_rows, shape.half, position, part.lane * V, 1.0f, cos, sin);
+  }
+};
+
+// The weight of a norm for a thread's two packs.
+template <int V>
+struct Factors {
+  float left[V], right[V];
+
+  template <bool interleaved>
+  __device__ void load(const Norms &norms, const Part<V, interleaved> &part) {
+    Weight weight = norms.q;
+    if (!part.is_query) weight = norms.k;
+    weight.with_data([&]<class W>(const W *from) {  // both packs under way before either is waited for
+      const Pack<W, V> first = load_pack<V>(from + part.left_at);
+      Pack<W, V> second{};
+      if (part.has_right) second = load_pack<V>(from + part.left_at + part.right_at);
+      to_floats<V>(first, left);
+      to_floats<V>(second, right);
+    });
+#pragma unroll
+    for (int i = 0; i < V; ++i) {
+      left[i] += weight.offset;
+      right[i] += weight.offset;
+    }
+  }
+  __device__ void apply(float rstd, float (&a)[V], float (&b)[V]) const {
+#pragma unroll
+    for (int i = 0; i < V; ++i) {
+      a[i] *= rstd * left[i];
+      b[i] *= rstd * right[i];
+    }
+  }
+};
+
+// The sum over all lanes of a head, which are a power of two of one warp; all of the warp call it.
+template <int V>
+__device__ inline float squares_of_lanes(const float (&a)[V], const float (&b)[V]) {
+  float squares = 0.0f, more = 0.0f;
+#pragma unroll
+  for (int i = 0; i < V; ++i) {
+    squares = fmaf(a[i], a[i], squares);
+    more = fmaf(b[i], b[i], more);
+  }
+  squares += more;
+  for (int offset = static_cast<int>(blockDim.x) / 2; offset > 0; offset /= 2) {
+    squares += __shfl_xor_sync(0xffffffffu, squares, offset);
+  }
+  return squares;
 }
 
-template <class T, class C, int V, bool interleaved>
-__global__ void __launch_bounds__(kThreads)
-    rope_kv_write_kernel(Shape shape, Tensors<T, C> at, const int32_t *positions, const float *table,
-                         const int32_t *slots) {
+// Turns what is of q or k, and stores it where it belongs.
+template <int V, bool interleaved, class T, class C>
+__device__ inline void finish(const Shape &shape, const Tensors<T, C> &at, const Part<V, interleaved> &part,
+                              int64_t token, const Found<V> &found, float (&left)[V], float (&right)[V]) {
+  if (!part.is_query && (found.slot < 0 || found.slot >= shape.cache_rows)) return;
+  if (part.turns) turn<V, interleaved>(found.cos, found.sin, left, right);
+  if (part.is_query) {
+    part.store_to(at.rotated, token, left, right);
+  } else {
+    part.store_to(part.is_value ? at.values : at.keys, found.slot, left, right);
+  }
+}
+
+template <class T, class C, int V, bool interleaved, bool normed>
+__global__ void __launch_bounds__(kThreads, normed ? 4 : 5)
+    rope_kv_write_kernel(Shape shape, Tensors<T, C> at, Indices indices, Norms norms) {
   wait_for_kernels_ahead();
   const int64_t token = static_cast<int64_t>(blockIdx.x) * blockDim.z + threadIdx.z;
   const int head = static_cast<int>(blockIdx.y * blockDim.y + threadIdx.y);
-  const int lane = static_cast<int>(blockIdx.z * blockDim.x + threadIdx.x);
-  const bool is_query = head < shape.query_heads;
-  const bool is_value = head >= shape.query_heads + shape.heads;
-  const int own_head = is_query ? head : (head - shape.query_heads) - (is_value ? shape.heads : 0);
-  // Two packs of a head: those whose pairs a thread turns, or of v one from each half of it. What lies behind the pairs
-  // of a head takes the first pack of threads of its own.
-  const bool turns = !is_value && lane < shape.turning;
-  const int apart = (shape.value_packs + 1) / 2;
-  const int left_at = is_value ? lane * V
-                      : turns  ? lane * V * (interleaved ? 2 : 1)
-                               : 2 * shape.half + (lane - shape.turning) * V;
-  const int right_at = is_value ? apart * V : interleaved ? V : shape.half;  // from there on
   const bool exists = token < shape.tokens && head < shape.query_heads + 2 * shape.heads;
-  const bool has_left = exists && lane < (is_value ? apart : shape.threads);
-  const bool has_right = has_left && (is_value ? apart + lane < shape.value_packs : turns);
-  const Rows<const T> &from = is_query ? at.q : is_value ? at.v : at.k;
-  const int dim = is_value ? shape.value_dim : shape.dim;
-  const int64_t first = static_cast<int64_t>(own_head) * dim + left_at;
-  const T *in = from.data + token * from.stride + first;
-  Pack<T, V> left{}, right{};
-  if (has_left) left = load_pack<V>(in);
-  if (has_right) right = load_pack<V>(in + right_at);
+  const Part<V, interleaved> part(shape, exists, head, static_cast<int>(blockIdx.z * blockDim.x + threadIdx.x));
+  const T *in = part.source(at, token);
+  Pack<T, V> left_pack{}, right_pack{};
+  if (part.has_left) left_pack = load_pack<V>(in);
+  if (part.has_right) right_pack = load_pack<V>(in + part.right_at);
   __syncwarp();  // or the compiler may load position and slot first, and wait for them
-  if (!has_left) return;
-  if (is_query) {
-    T *out = at.rotated.data + token * at.rotated.stride + first;
-    turn_head<V, interleaved>(shape, left, right, turns, table, positions[token], lane, out, right_at);
-    return;
+  float left[V], right[V];
+  Found<V> found;
+  if constexpr (normed) {
+    const bool has_norm = part.has_left && !part.is_value;
+    Factors<V> factors;
+    if (part.has_left) found.load_indices(part, indices, token);
+    if (has_norm) factors.load(norms, part);
+    if (part.has_left) found.load_turn(shape, part, indices);
+    to_floats<V>(left_pack, left);
+    to_floats<V>(right_pack, right);
+    const float rstd = norms.rstd(squares_of_lanes<V>(left, right));
+    if (!part.has_left) return;
+    if (has_norm) factors.apply(rstd, left, right);
+  } else {
+    if (!part.has_left) return;
+    found.load_indices(part, indices, token);
+    found.load_turn(shape, part, indices);
+    to_floats<V>(left_pack, left);
+    to_floats<V>(right_pack, right);
   }
-  const int64_t slot = slots[token];
-  if (slot < 0 || slot >= shape.cache_rows) return;
-  if (!is_value) {
-    C *out = at.keys.data + slot * at.keys.stride + first;
-    turn_head<V, interleaved>(shape, left, right, turns, table, positions[token], lane, out, right_at);
-    return;
-  }
-  C *out = at.values.data + slot * at.values.stride + first;
-  float values[V];
-  to_floats<V>(left, values);
-  store<V>(out, values);
-  if (!has_right) return;
-  to_floats<V>(right, values);
-  store<V>(out + right_at, values);
+  finish(shape, at, part, token, found, left, right);
 }
 
-template <int V, class T, class C>
-void launch(const sg_call *call, Shape shape, const Tensors<T, C> &at) {
+// A block a head and token, with norms.
+template <class T, class C, bool interleaved>
+__global__ void __launch_bounds__(kThreads)
+    rope_kv_write_wide(Shape shape, Tensors<T, C> at, Indices indices, Norms norms) {
+  __shared__ float scratch[32];
+  wait_for_kernels_ahead();
+  const int64_t token = blockIdx.x;
+  const int head = static_cast<int>(blockIdx.y), lane = static_cast<int>(threadIdx.x);
+  const Part<1, interleaved> own(shape, true, head, lane);
+  float rstd = 1.0f;
+  if (!own.is_value) {  // alike for the whole block
+    const T *in = own.source(at, token) - own.left_at;
+    float squares = 0.0f;
+    for (int i = lane; i < shape.dim; i += kThreads) squares = fmaf(to_float(in[i]), to_float(in[i]), squares);
+    rstd = norms.rstd(block_sum(squares, scratch));
+  }
+  const int lanes = own.is_value ? (shape.value_packs + 1) / 2 : shape.threads;
+  for (int i = lane; i < lanes; i += kThreads) {
+    const Part<1, interleaved> part(shape, true, head, i);
+    const T *in = part.source(at, token);
+    float left[1] = {to_float(in[0])}, right[1] = {part.has_right ? to_float(in[part.right_at]) : 0.0f};
+    Factors<1> factors;
+    Found<1> found;
+    found.load_indices(part, indices, token);
+    found.load_turn(shape, part, indices);
+    if (!part.is_value) {
+      factors.load(norms, part);
+      factors.apply(rstd, left, right);
+    }
+    finish(shape, at, part, token, found, left, right);
+  }
+}
+
+// Threads that a head of q, k or v needs at most, of V elements a pack.
+int64_t set_packs(Shape &shape, int V) {
   shape.turning = shape.half / V;
   shape.threads = shape.turning + (shape.dim - 2 * shape.half) / V;
   shape.value_packs = shape.value_dim / V;
+  return std::max(shape.threads, (shape.value_packs + 1) / 2);
+}
+
+template <class Body>
+void with_pairing(const sg_call *call, Body &&body) {
+  if (attr_int(call, "interleaved", 0) != 0) {
+    body(std::true_type{});
+  } else {
+    body(std::false_type{});
+  }
+}
+
+template <class T, class C>
+void launch_wide(const sg_call *call, Shape shape, const Tensors<T, C> &at, const Indices &indices,
+                 const Norms &norms) {
+  set_packs(shape, 1);
+  const dim3 blocks(static_cast<unsigned>(shape.tokens), static_cast<unsigned>(shape.query_heads + 2 * shape.heads));
+  with_pairing(call, [&]<bool interleaved>(std::bool_constant<interleaved>) {
+    launch_ahead(call, blocks, kThreads, 0, rope_kv_write_wide<T, C, interleaved>, shape, at, indices, norms);
+  });
+}
+
+template <bool normed, int V, class T, class C>
+void launch(const sg_call *call, Shape shape, const Tensors<T, C> &at, const Indices &indices, const Norms &norms) {
+  int64_t threads = set_packs(shape, V);
   const int64_t heads = shape.query_heads + 2 * shape.heads;
-  const int64_t threads = std::max(shape.threads, (shape.value_packs + 1) / 2);
   if (shape.tokens * heads * threads == 0) return;
+  if constexpr (normed) {
+    if (threads > 32) return launch_wide(call, shape, at, indices, norms);
+    threads = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(threads)));
+  }
   const int64_t lanes = std::min<int64_t>(threads, kThreads), along = std::min(heads, kThreads / lanes);
   const int64_t tokens = std::min<int64_t>(kThreads / (lanes * along), kMostTokens);
   const dim3 block(static_cast<unsigned>(lanes), static_cast<unsigned>(along), static_cast<unsigned>(tokens));
   const dim3 blocks(static_cast<unsigned>(ceil_div(shape.tokens, tokens)),
                     static_cast<unsigned>(ceil_div(heads, along)), static_cast<unsigned>(ceil_div(threads, lanes)));
-  const int32_t *positions = data<const int32_t>(input(call, 3)), *slots = data<const int32_t>(input(call, 5));
-  const float *table = data<const float>(input(call, 4));
-  const auto go = [&](auto kernel) {
-    launch_ahead(call, blocks, block, 0, kernel, shape, at, positions, table, slots);
-  };
-  if (attr_int(call, "interleaved", 0) != 0) {
-    go(rope_kv_write_kernel<T, C, V, true>);
-  } else {
-    go(rope_kv_write_kernel<T, C, V, false>);
-  }
+  with_pairing(call, [&]<bool interleaved>(std::bool_constant<interleaved>) {
+    launch_ahead(call, blocks, block, 0, rope_kv_write_kernel<T, C, V, interleaved, normed>, shape, at, indices, norms);
+  });
 }
 
 // [rows, heads, dim] with dense heads; rows may lie apart.
@@ -150,6 +302,9 @@ int32_t supports(const sg_call *call) {
   if (!is_index(input(call, 3), q->shape[0]) || !is_index(input(call, 5), q->shape[0])) return 0;
   if (table == nullptr || table->dtype != SG_F32 || !is_dense(table)) return 0;
   if (table->rank != 3 || table->shape[2] != 2 || 2 * table->shape[1] > q->shape[2]) return 0;
+  const sg_tensor *q_weight = input(call, 6), *k_weight = input(call, 7);
+  if ((q_weight == nullptr) != (k_weight == nullptr)) return 0;
+  if (q_weight != nullptr && (!is_weight_vector(q_weight, q) || !is_weight_vector(k_weight, k))) return 0;
   if (q->shape[1] + 2 * k->shape[1] > kMostBlocks || q->shape[2] > kMostBlocks || v->shape[2] > kMostBlocks) return 0;
   return 10;
 }
@@ -174,15 +329,22 @@ void run_with(const sg_call *call) {
                          rows_of<const T>(v, value_width),
                          rows_of<T>(output(call, 0), q->shape[1] * q->shape[2]),
                          rows_of<C>(keys, key_width), rows_of<C>(values, value_width)};
+  const Indices indices{data<const int32_t>(input(call, 3)), data<const int32_t>(input(call, 5)),
+                        data<const float>(table)};
   constexpr int V = 16 / static_cast<int>(sizeof(T));
   const bool packs = shape.half % V == 0 && shape.dim % V == 0 && shape.value_dim % V == 0 && can_pack_rows<V>(at.q) &&
                      can_pack_rows<V>(at.k) && can_pack_rows<V>(at.v) && can_pack_rows<V>(at.rotated) &&
-                     can_pack_rows<V>(at.keys) && can_pack_rows<V>(at.values) &&
-                     can_pack<4>(data<const float>(table), 0);
-  if (packs) {
-    launch<V>(call, shape, at);
+                     can_pack_rows<V>(at.keys) && can_pack_rows<V>(at.values) && can_pack<4>(indices.table, 0);
+  if (input(call, 6) == nullptr) {
+    packs ? launch<false, V>(call, shape, at, indices, {}) : launch<false, 1>(call, shape, at, indices, {});
+    return;
+  }
+  const Norms norms{weight_of(call, 6), weight_of(call, 7), static_cast<float>(attr_float(call, "eps", 1e-5)),
+                    1.0f / static_cast<float>(shape.dim)};
+  if (packs && norms.q.packable<V>() && norms.k.packable<V>()) {
+    launch<true, V>(call, shape, at, indices, norms);
   } else {
-    launch<1>(call, shape, at);
+    launch<true, 1>(call, shape, at, indices, norms);
   }
 }
 
