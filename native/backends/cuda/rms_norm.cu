@@ -95,19 +95,20 @@ struct Share {
 };
 
 // Asks for the block's rows from `first` on: one thread where they lie behind one another, else one for each index of
-// the first axis that begins there. Rows can be moved in packs of 16 bytes.
+// the first axis that begins there. Packs of a narrow operand may begin at half of what can be asked for: then nobody.
 template <class T>
 __device__ inline void bring_block(const RowGrid &grid, const Share &share, const Rows<T> &rows, int64_t first) {
-  const int64_t row = first + share.row, left = grid.rows - first;
-  const auto bytes = static_cast<uint32_t>(grid.n * sizeof(T));
+  const int64_t left = grid.rows - first;
   if (rows.data == nullptr || left <= 0) return;
-  if (rows.stride == grid.inner * grid.n) {
-    const auto count = static_cast<uint32_t>(left < share.rows ? left : share.rows);
-    if (threadIdx.x == 0) bring_closer(rows.data + first * grid.n, count * bytes);
-  } else if (share.lane == 0 && row < grid.rows) {
-    const Place place = locate(grid, row);
-    if (place.inner == 0) bring_closer(row_at(rows, place, grid), static_cast<uint32_t>(grid.inner) * bytes);
-  }
+  const bool together = rows.stride == grid.inner * grid.n;
+  const int64_t row = together ? first : first + share.row;
+  const int64_t count = !together ? grid.inner : left < share.rows ? left : share.rows;
+  if (row >= grid.rows || (together ? threadIdx.x : share.lane) != 0) return;
+  const Place place = together ? Place{0, row} : locate(grid, row);
+  if (!together && place.inner != 0) return;
+  const T *from = row_at(rows, place, grid);
+  const auto bytes = static_cast<uint32_t>(count * grid.n * sizeof(T));
+  if ((reinterpret_cast<uintptr_t>(from) | bytes) % 16 == 0) bring_closer(from, bytes);
 }
 
 // A thread's packs of the row; zeros from column n on. Loads of several operands go before the first `floats`, so that
