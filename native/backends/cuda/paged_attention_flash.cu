@@ -76,7 +76,7 @@ template <int DIM>
 __global__ void __launch_bounds__(DIM)
     paged_combine(PagedProblem p, PagedIndices at, int tokens, bool has_runs, const float *sums,
                   const SplitWeights *weights, bf16 *o) {
-  constexpr int kTogether = 8;
+  constexpr int kTogether = 16;
   wait_for_kernels_ahead();
   const int head = blockIdx.x, token = blockIdx.y, d = threadIdx.x;
   const int sequence = at.sequence_ids[token], position = at.positions[token];
