@@ -120,12 +120,14 @@ struct Copies {
   }
 };
 
-// Asks for the steps that a block begins with.
+// Asks for what a block begins with: its rows of b, and the first steps of dy and low.
 template <int tiles>
 __device__ inline void bring_first_steps(const Operands &p, int begin, int end) {
-  constexpr int kDyBytes = chunk_columns(tiles) * 2, kLowBytes = 16 * tiles;
-  const int rows = min(end - begin, (Layout<tiles>::kSteps - 1) * kRows), column = blockIdx.x * chunk_columns(tiles);
-  bring_rows<kThreads, kDyBytes>(p.dy + begin * p.dy_stride + column, 2 * p.dy_stride, rows, 2 * (p.features - column));
+  constexpr int kColumns = chunk_columns(tiles), kDyBytes = 2 * kColumns, kLowBytes = 16 * tiles;
+  const int rows = min(end - begin, (Layout<tiles>::kSteps - 1) * kRows), column = blockIdx.x * kColumns;
+  const int left = p.features - column;
+  bring_rows<kThreads, kLowBytes>(p.b + column * p.b_stride, 2 * p.b_stride, min(left, kColumns), kLowBytes);
+  bring_rows<kThreads, kDyBytes>(p.dy + begin * p.dy_stride + column, 2 * p.dy_stride, rows, 2 * left);
   bring_rows<kThreads, kLowBytes>(p.low + begin * p.low_stride, 2 * p.low_stride, rows, kLowBytes);
 }
 
@@ -351,7 +353,7 @@ __device__ inline float4 add_group(const Parts &parts, int64_t at, int group) {
   return sum;
 }
 
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, 4)
     add_parts_kernel(const Parts low, const Parts weight, float alpha, bf16 *dlow, float *db) {
   __shared__ float4 sums[kGroups][kFours];
   const bool is_low = static_cast<int>(blockIdx.x) < low.blocks;
