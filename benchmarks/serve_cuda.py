@@ -136,9 +136,10 @@ def write_random(preset: str, form: str, path: Path) -> None:
     model = models[min(mixed)]
     family, h = model.family, model.hyperparameters
     names, parameters = family.gguf_names(h), dict(model.dsl().parameters())
-    stored = {}
+    files = {name: names.file_names(name)[0] for name in parameters}
+    tied, stored = "output.weight" not in files.values(), {}
     for name, parameter in parameters.items():
-        chosen = format_of(names.file_names(name)[0], form, h.num_layers, "lm_head.weight" in names.tied)
+        chosen = format_of(files[name], form, h.num_layers, tied)
         stored[name] = models[chosen].names.load(models[chosen].store, name, parameter.shape)
     tensors = dict(names.export(stored)) | {k: from_f32(k, v) for k, v in family.gguf_extra_tensors(h).items()}
     write_gguf(path, tensors, family.gguf_metadata(h), words(h.vocab_size), None)
