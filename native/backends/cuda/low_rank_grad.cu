@@ -126,7 +126,8 @@ Cut cut(const Call &c) {
   k.tiles = static_cast<int>(c.rank / 8);
   k.chunks = ceil_div(c.features, chunk_columns(k.tiles));
   const int64_t blocks = cluster_blocks(k.tiles), each = k.chunks * blocks;
-  const int64_t wanted = (wanted_blocks(k.tiles) + each / 2) / each, most = ceil_div(c.tokens, kLeastRows * blocks);
+  const int64_t more = blocks_at_once(k.tiles) > 1 ? each / 2 : 0;  // rounded, where there is room for it
+  const int64_t wanted = (wanted_blocks(k.tiles) + more) / each, most = ceil_div(c.tokens, kLeastRows * blocks);
   k.clusters = wanted < 1 ? 1 : wanted < most ? wanted : most;
   k.strips = k.clusters * blocks;
   k.strip = ceil_div(ceil_div(c.tokens, k.strips), kRows) * kRows;

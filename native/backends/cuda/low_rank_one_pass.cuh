@@ -269,18 +269,19 @@ __global__ void __launch_bounds__(kThreads, blocks_at_once(tiles)) one_pass_kern
   const int begin = blockIdx.y * p.strip, end = min(begin + p.strip, p.tokens);
   const int count = begin < end ? (end - begin + kRows - 1) / kRows : 0;
   bring_first_steps<tiles>(p, begin, end);
+  Copies<tiles> copies(p, begin, end);
   wait_for_kernels_ahead();
   const int first_column = blockIdx.x * L::kColumns + warp * warp_columns(tiles);
   const int row_tiles = (p.tokens + kRows - 1) / kRows;
   float *low_parts = p.low_parts + (static_cast<int64_t>(blockIdx.x) * row_tiles + begin / kRows) * L::kSums;
 
-  Copies<tiles> copies(p, begin, end);
   uint32_t filled = steps, used = steps;  // the step to fill next, and to read
 #pragma unroll
   for (int i = 0; i < L::kSteps - 1; ++i, filled = after<tiles>(filled, steps)) {
     if (i < count) copies.next(p, filled);
     commit_copies();
   }
+  __syncwarp();  // or the compiler has b loaded first, and waited for, before any copy begins
   uint32_t b[L::kColumnTiles][tiles][2];
   load_b<tiles>(p, first_column, b);
   float weight[L::kColumnTiles][tiles][4] = {};
