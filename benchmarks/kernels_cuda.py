@@ -1,7 +1,7 @@
 """Each kernel of training alone, at the shapes of a model: microseconds, GB/s, TFLOP/s, and the share of its floor.
 
     python benchmarks/kernels_cuda.py                        # Llama-3.1-8B, 4,096 tokens
-    python benchmarks/kernels_cuda.py --model llama-3.2-1b --tokens 16384 --op rms_norm --op glu
+    python benchmarks/kernels_cuda.py --model llama-3.2-1b --model qwen3-0.6b --tokens 16384 --op rms_norm --op glu
     python benchmarks/kernels_cuda.py --backend cpu --model tiny --tokens 64
 
 A line of JSON a kernel and shape. A call runs many times on operands that lie apart, so that nothing waits in a cache, and as
@@ -35,7 +35,7 @@ LEAST_BYTES = 512 << 20
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", default="llama-3.1-8b", choices=sorted(presets()))
+    parser.add_argument("--model", action="append", choices=sorted(presets()), help="default: llama-3.1-8b")
     parser.add_argument("--tokens", type=int, default=4096)
     parser.add_argument("--sequence-len", type=int, default=2048, help="documents of attention")
     parser.add_argument("--rank", type=int, default=16)
@@ -46,9 +46,11 @@ def main() -> None:
     args = parser.parse_args()
     ceilings = measure_ceilings(args.backend)
     emit({"bench": "ceilings", **vars(ceilings)})
-    for call in calls(args):
-        if not args.op or call[0] in args.op:
-            measure(call, args, ceilings)
+    for model in args.model or ["llama-3.1-8b"]:
+        run = argparse.Namespace(**{**vars(args), "model": model})
+        for call in calls(run):
+            if not args.op or call[0] in args.op:
+                measure(call, run, ceilings)
 
 
 def emit(row: dict[str, Any]) -> None:
@@ -73,7 +75,8 @@ def measure(call: Call, args: argparse.Namespace, ceilings: Ceilings) -> None:
     try:
         session = one_op(op, inputs, outputs, attrs, args.backend, copies=copies, values=values)
     except engine.EngineError as error:
-        emit({"bench": "kernel", "op": op, "operands": shapes(inputs, outputs), "refused": error.message.splitlines()[0]})
+        refused = error.message.splitlines()[0]
+        emit({"bench": "kernel", "model": args.model, "op": op, "operands": shapes(inputs, outputs), "refused": refused})
         return
     for _ in range(2):  # loads the kernel, and records the graph
         session.run("run")
@@ -81,8 +84,8 @@ def measure(call: Call, args: argparse.Namespace, ceilings: Ceilings) -> None:
     runs = max(2, min(200, int(0.15 / once)))
     seconds = min(wall_seconds(lambda: session.run("run"), session.synchronize, runs) / runs for _ in range(3)) / copies
     row = {
-        "bench": "kernel", "op": op, "kernel": session.explain()[0]["kernel"], "operands": shapes(inputs, outputs),
-        "us": round(seconds * 1e6, 2), "gb_s": round(moved / seconds / 1e9, 1),
+        "bench": "kernel", "model": args.model, "op": op, "kernel": session.explain()[0]["kernel"],
+        "operands": shapes(inputs, outputs), "us": round(seconds * 1e6, 2), "gb_s": round(moved / seconds / 1e9, 1),
         "of_copy": round(moved / seconds / ceilings.copy, 3),
     }
     if flops:
