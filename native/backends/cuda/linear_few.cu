@@ -1,4 +1,4 @@
-// linear for 1 to 32 tokens and a bf16 weight: y[T, N] = alpha x[T, K] weight[N, K]^T + bias[N] + addend[T, N], x in
+// linear for 1 to 8 tokens and a bf16 weight: y[T, N] = alpha x[T, K] weight[N, K]^T + bias[N] + addend[T, N], x in
 // bf16, y in bf16 or f32. What decoding a few sequences is made of.
 //
 // Floor: the bytes of the weight. A block takes 16 rows of it (32 where there are many rows and tokens, which halves
@@ -15,12 +15,12 @@
 namespace sg::cuda {
 namespace {
 
-template <int tiles, int groups, bool packed, class Y>
-__global__ void __launch_bounds__(kFewThreads, groups == 1 ? 3 : 2)
+template <int tiles, bool packed, class Y>
+__global__ void __launch_bounds__(kFewThreads, 3)
     linear_few_kernel(FewProblem p, int64_t weight_stride, const bf16 *x, const bf16 *weight, const Y *addend, Y *y) {
   constexpr int kRows = 16 * tiles;
-  __shared__ FewSums<kRows, groups> left;
-  const FewSlice<groups> slice(p.tokens);
+  __shared__ float partial[kFewWarps][kRows * kFewStride];
+  const FewSlice slice(p.tokens);
   const int64_t first = slice.tile * kRows;
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = lane_index(), group = lane / 4;
   if (packed && threadIdx.x < kRows && first + threadIdx.x < p.n) {
@@ -32,33 +32,26 @@ __global__ void __launch_bounds__(kFewThreads, groups == 1 ? 3 : 2)
   const bf16 *rows[2 * tiles];
 #pragma unroll
   for (int i = 0; i < 2 * tiles; ++i) rows[i] = weight + min(first + 8 * i + group, p.n - 1) * weight_stride;
-  StoredTerms terms{{x, p.x_stride, slice.first_token + group, p.tokens}};
+  StoredTerms terms(x, p.x_stride, slice.first_token + group, p.tokens);
   const int k = static_cast<int>(p.k);
-  float sums[groups][tiles][4] = {};
+  float sums[tiles][4] = {};
   for (int begin = warp * kGroup; begin < k; begin += kFewWarps * kGroup) {
     const int at = begin + 8 * (lane % 4);
     with_whole(begin + kGroup <= k, [&](auto whole) {
-      add_group<tiles, groups, packed, decltype(whole)::value>(rows, terms, at, k - at, sums);
+      add_group<tiles, packed, decltype(whole)::value>(rows, terms, at, k - at, sums);
     });
   }
-  leave_sums(sums, left);
+  leave_sums<tiles>(sums, partial[warp]);
   __syncthreads();
-  finish_few(p, first, slice.first_token, left, addend, y);
+  finish_few<kRows>(p, first, slice.first_token, partial, addend, y);
 }
-
-// Above the library's score where one block takes all tokens, and where these are more than a group, x is small enough
-// for the first-level cache, from which every block reads all of it.
-constexpr int64_t kCachedBytes = 1 << 20;
 
 int32_t supports(const sg_call *call) {
   FewProblem p;
   if (!read_few(call, &p)) return 0;
   const sg_tensor *weight = input(call, 1);
   if (weight->dtype != SG_BF16 || !has_dense_rows(weight)) return 0;
-  const bool packs = p.k % 8 == 0 && (weight->shape[0] <= 1 || weight->strides[0] % 8 == 0);
-  const bool few = p.tokens <= kFewTokens ||
-                   (p.tokens <= kMostFewGroups * kFewTokens && p.tokens * p.k * 2 <= kCachedBytes);
-  return few ? (packs ? 30 : 5) : 4;
+  return few_score(p.tokens, p.k % 8 == 0 && (weight->shape[0] <= 1 || weight->strides[0] % 8 == 0));
 }
 
 template <class Y>
@@ -68,12 +61,14 @@ void launch(const sg_call *call, const FewProblem &p) {
   const int64_t stride = weight->strides[0];
   const bool packed =
       p.k % 8 == 0 && can_pack<8>(x, p.tokens > 1 ? p.x_stride : 0) && can_pack<8>(rows, p.n > 1 ? stride : 0);
-  with_few_blocks(p.tokens, p.n, packed, [&](auto groups, auto tiles, auto packs) {
-    const auto kernel = linear_few_kernel<tiles(), groups(), packs(), Y>;
-    const int64_t blocks = ceil_div(p.n, 16 * tiles()) * few_slices(p.tokens, groups());
-    launch_ahead(call, static_cast<unsigned>(blocks), kFewThreads, 0, kernel, p, stride, x, rows,
-                 data<const Y>(input(call, 3)), data<Y>(output(call, 0)));
-  });
+  // Fewer than two blocks of 32 rows a multiprocessor would leave memory idle where a block begins and ends.
+  const bool wide = packed && p.tokens > kFewTokens / 2 && p.n >= 64 * static_cast<int64_t>(device().units);
+  const auto kernel = wide     ? linear_few_kernel<2, true, Y>
+                      : packed ? linear_few_kernel<1, true, Y>
+                               : linear_few_kernel<1, false, Y>;
+  const int64_t blocks = ceil_div(p.n, wide ? 32 : 16) * few_slices(p.tokens);
+  launch_ahead(call, static_cast<unsigned>(blocks), kFewThreads, 0, kernel, p, stride, x, rows,
+               data<const Y>(input(call, 3)), data<Y>(output(call, 0)));
 }
 
 int32_t run(const sg_call *call) {

@@ -1,7 +1,7 @@
 // What products of a few tokens share, whatever format the weight has: the call as they read it, and the end of a
 // block, which adds what its warps made, scales it, adds bias and addend, and stores it.
 //
-// Each block takes at most so many tokens. Calls of more are taken too, part by part, which reads the weight again for
+// Each block takes at most eight tokens. Calls of more are taken too, eight at a time, which reads the weight again for
 // each: for those who ask that a token's bits do not depend on how many there are.
 #pragma once
 
@@ -9,24 +9,9 @@
 
 namespace sg::cuda {
 
-constexpr int kFewTokens = 8;  // of a group: the columns of mma.m16n8k16
-constexpr int kMostFewGroups = 4;
+constexpr int kFewTokens = 8;  // of a block: the columns of mma.m16n8k16
 constexpr int kFewWarps = 8, kFewThreads = 32 * kFewWarps;
-
-// What a block's warps leave in shared memory: [warp][row][token], with a float of padding a row.
-template <int rows, int groups>
-struct FewSums {
-  static constexpr int kStride = groups * kFewTokens + 1;
-  float of_warp[kFewWarps][rows * kStride];
-
-  // Over all warps, in order.
-  __device__ float at(int row, int token) const {
-    float sum = 0.0f;
-#pragma unroll
-    for (int warp = 0; warp < kFewWarps; ++warp) sum += of_warp[warp][row * kStride + token];
-    return sum;
-  }
-};
+constexpr int kFewStride = kFewTokens + 1;  // floats from row to row of a partial sum in shared memory
 
 struct FewProblem {
   int tokens;
@@ -77,37 +62,45 @@ __device__ inline float bias_at(const FewProblem &p, int64_t column) {
   return static_cast<const float *>(p.bias)[column];
 }
 
-inline int64_t few_slices(int tokens, int groups) { return ceil_div(tokens, groups * kFewTokens); }
+// Scores: the fastest where one block takes all tokens, the last resort where not or where operands can't be packed.
+inline int32_t few_score(int tokens, bool packs) { return tokens <= kFewTokens ? (packs ? 30 : 5) : 4; }
+
+inline int64_t few_slices(int tokens) { return ceil_div(tokens, kFewTokens); }
 
 // What a block takes: neighbouring blocks take the same rows of the weight.
-template <int groups>
 struct FewSlice {
   int64_t tile;
   int first_token;
 
   __device__ explicit FewSlice(int tokens) {
-    constexpr unsigned kTokens = groups * kFewTokens;
-    const unsigned slices = (static_cast<unsigned>(tokens) + kTokens - 1) / kTokens;
+    const unsigned slices = (static_cast<unsigned>(tokens) + kFewTokens - 1) / kFewTokens;
     tile = blockIdx.x / slices;
-    first_token = static_cast<int>(blockIdx.x % slices * kTokens);
+    first_token = static_cast<int>(blockIdx.x % slices) * kFewTokens;
   }
 };
 
-// Rows [first, first + rows) of the weight: their results are `sums`, token counted from `first_token`. Called by all
-// threads, after a barrier.
-template <int rows, int groups, class Y>
-__device__ inline void finish_few(const FewProblem &p, int64_t first, int first_token, const FewSums<rows, groups> &sums,
-                                  const Y *addend, Y *y) {
+// Over all warps, in order.
+template <int rows>
+__device__ inline float sum_of_warps(const float (&partial)[kFewWarps][rows * kFewStride], int row, int token) {
+  float sum = 0.0f;
 #pragma unroll
-  for (int i = static_cast<int>(threadIdx.x); i < rows * groups * kFewTokens; i += kFewThreads) {
-    const int row = i % rows, token = i / rows;
-    const int64_t column = first + row, place = first_token + token;
-    if (place >= p.tokens || column >= p.n) continue;
-    float sum = p.alpha * sums.at(row, token);
-    if (p.bias != nullptr) sum += bias_at(p, column);
-    if (addend != nullptr) sum += to_float(addend[place * p.addend_stride + column]);
-    y[place * p.y_stride + column] = from_float<Y>(sum);
-  }
+  for (int warp = 0; warp < kFewWarps; ++warp) sum += partial[warp][row * kFewStride + token];
+  return sum;
+}
+
+// Rows [first, first + rows) of the weight: their results are the sums over warps of
+// partial[warp][row * kFewStride + token], token counted from `first_token`. Called by all threads, after a barrier.
+template <int rows, class Y>
+__device__ inline void finish_few(const FewProblem &p, int64_t first, int first_token,
+                                  const float (&partial)[kFewWarps][rows * kFewStride], const Y *addend, Y *y) {
+  static_assert(rows * kFewTokens <= kFewThreads);
+  const int row = static_cast<int>(threadIdx.x) % rows, token = static_cast<int>(threadIdx.x) / rows;
+  const int64_t column = first + row, place = first_token + token;
+  if (token >= kFewTokens || place >= p.tokens || column >= p.n) return;
+  float sum = p.alpha * sum_of_warps<rows>(partial, row, token);
+  if (p.bias != nullptr) sum += bias_at(p, column);
+  if (addend != nullptr) sum += to_float(addend[place * p.addend_stride + column]);
+  y[place * p.y_stride + column] = from_float<Y>(sum);
 }
 
 }  // namespace sg::cuda

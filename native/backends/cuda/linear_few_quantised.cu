@@ -90,8 +90,8 @@ __device__ __forceinline__ void add_parts(const uint8_t *low_row, const uint8_t 
 template <int32_t format, bool fast>
 __global__ void __launch_bounds__(kFewThreads, 3)
     linear_few_blocks(FewProblem p, BlockRows weight, const bf16 *x, const void *addend, void *y, bool to_bf16) {
-  __shared__ FewSums<kRows, 1> left;
-  const FewSlice<1> slice(p.tokens);
+  __shared__ float partial[kFewWarps][kRows * kFewStride];
+  const FewSlice slice(p.tokens);
   const int64_t first = slice.tile * kRows;
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = lane_index(), group = lane / 4;
   if (threadIdx.x == 0) {
@@ -119,13 +119,15 @@ __global__ void __launch_bounds__(kFewThreads, 3)
   }
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    left.of_warp[warp][(group + 8 * (i / 2)) * FewSums<kRows, 1>::kStride + 2 * (lane % 4) + i % 2] = sums[i];
+    partial[warp][(group + 8 * (i / 2)) * kFewStride + 2 * (lane % 4) + i % 2] = sums[i];
   }
   __syncthreads();
   if (to_bf16) {
-    finish_few(p, first, slice.first_token, left, static_cast<const bf16 *>(addend), static_cast<bf16 *>(y));
+    finish_few<kRows>(p, first, slice.first_token, partial, static_cast<const bf16 *>(addend),
+                      static_cast<bf16 *>(y));
   } else {
-    finish_few(p, first, slice.first_token, left, static_cast<const float *>(addend), static_cast<float *>(y));
+    finish_few<kRows>(p, first, slice.first_token, partial, static_cast<const float *>(addend),
+                      static_cast<float *>(y));
   }
 }
 
@@ -135,8 +137,7 @@ int32_t supports(const sg_call *call) {
   FewProblem p;
   if (!read_few(call, &p)) return 0;
   const sg_tensor *weight = input(call, 1);
-  if (!is_format(weight->dtype) || !is_dense(weight)) return 0;
-  return p.tokens <= kFewTokens ? 30 : 4;  // more: for those who ask that bits do not depend on how many there are
+  return is_format(weight->dtype) && is_dense(weight) ? few_score(p.tokens, true) : 0;
 }
 
 int32_t run(const sg_call *call) {
@@ -152,7 +153,7 @@ int32_t run(const sg_call *call) {
     const BlockRows rows = {data<const uint8_t>(weight), p.k / D::kElements * D::kBytes};
     const bool fast = packed_x && reinterpret_cast<uintptr_t>(rows.blocks) % D::kAlignment == 0;
     const auto kernel = fast ? linear_few_blocks<format, true> : linear_few_blocks<format, false>;
-    const int64_t blocks = ceil_div(p.n, kRows) * few_slices(p.tokens, 1);
+    const int64_t blocks = ceil_div(p.n, kRows) * few_slices(p.tokens);
     launch_ahead(call, static_cast<unsigned>(blocks), kFewThreads, 0, kernel, p, rows, x,
                  addend == nullptr ? static_cast<const void *>(nullptr) : addend->data, y->data, y->dtype == SG_BF16);
   });

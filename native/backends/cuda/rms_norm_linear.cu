@@ -26,64 +26,25 @@ struct NormedProblem {
   Activation activation;
 };
 
-// Eight factors of a norm's weight as they are stored, to be converted once they have come.
-struct StoredFactors {
-  uint4 low, high;  // high: of f32
-
-  __device__ void load(const NormedProblem &p, int at) {
-    const char *from = static_cast<const char *>(p.norm_weight);
-    const bool wide = p.norm_dtype == SG_F32;
-    from += static_cast<int64_t>(at) * (wide ? 4 : 2);
-    low = *reinterpret_cast<const uint4 *>(from);
-    if (wide) high = *reinterpret_cast<const uint4 *>(from + 16);
-  }
-  __device__ void convert(int32_t dtype, float (&to)[8]) const {
-    const uint32_t words[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      const uint32_t half = i % 2 == 0 ? words[i / 2] & 0xffffu : words[i / 2] >> 16;
-      to[i] = dtype == SG_F32    ? __uint_as_float(words[i])
-              : dtype == SG_BF16 ? __uint_as_float(half << 16)
-                                 : __half2float(__ushort_as_half(static_cast<unsigned short>(half)));
-    }
-  }
-};
-
-__device__ inline float factor_at(const NormedProblem &p, int at) {
-  if (p.norm_dtype == SG_F32) return static_cast<const float *>(p.norm_weight)[at];
-  if (p.norm_dtype == SG_BF16) return to_float(static_cast<const bf16 *>(p.norm_weight)[at]);
-  return to_float(static_cast<const f16 *>(p.norm_weight)[at]);
-}
-
-// Terms times the norm's weight; `squares` are of what this lane has taken of each token.
-template <class X, int groups>
+// The terms of one token, times the norm's weight; `squares` is of what this lane has taken.
+template <class X, class W>
 struct NormedTerms {
-  FewRows<X> rows;
-  const NormedProblem &problem;
-  float factors[8];  // of the chunk
-  float squares[groups] = {};
-
-  __device__ NormedTerms(const FewRows<X> &x, const NormedProblem &p) : rows(x), problem(p) {}
+  const X *x;
+  const W *weight;
+  float offset;
+  bool is_token;
+  float squares = 0.0f;
 
   template <bool packed, bool whole>
-  __device__ void begin(int at, int left) {
-    if constexpr (packed) {
-      StoredFactors stored{};
-      if (whole || left > 0) stored.load(problem, at);
-      stored.convert(problem.norm_dtype, factors);
-    } else {
-#pragma unroll
-      for (int i = 0; i < 8; ++i) factors[i] = whole || i < left ? factor_at(problem, at + i) : 0.0f;
-    }
-  }
-  template <bool packed, bool whole>
-  __device__ uint4 eight(int group, int at, int left) {
-    float values[8];
-    load_within<8, packed>(rows.row(group) + at, !rows.has(group) ? 0 : whole ? 8 : left, values);
+  __device__ uint4 eight(int at, int left) {
+    float values[8], factors[8];
+    const int there = whole ? 8 : left;
+    load_within<8, packed>(x + at, is_token ? there : 0, values);
+    load_within<8, packed>(weight + at, there, factors);
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      squares[group] = fmaf(values[i], values[i], squares[group]);
-      values[i] *= factors[i] + problem.unit_offset;
+      squares = fmaf(values[i], values[i], squares);
+      values[i] *= factors[i] + offset;
     }
     return {pack_bf16(values[0], values[1]), pack_bf16(values[2], values[3]), pack_bf16(values[4], values[5]),
             pack_bf16(values[6], values[7])};
@@ -107,13 +68,12 @@ __device__ inline float activated(Activation activation, float x) {
   return activation == kSilu ? Silu::value(x) : activation == kGeluTanh ? GeluTanh::value(x) : Gelu::value(x);
 }
 
-template <int tiles, int groups, bool gated, bool packed, class X>
+template <int tiles, bool gated, bool packed, class X, class W>
 __global__ void __launch_bounds__(kFewThreads, 2)
     rms_norm_linear_few(NormedProblem p, const X *x, const bf16 *weight, void *y, bool to_bf16) {
-  constexpr int kRows = 16 * tiles, kTokens = groups * kFewTokens;
-  __shared__ FewSums<kRows, groups> left;
-  __shared__ float squares[kFewWarps][kTokens];
-  const FewSlice<groups> slice(p.product.tokens);
+  constexpr int kRows = 16 * tiles;
+  __shared__ float partial[kFewWarps][kRows * kFewStride], squares[kFewWarps][kFewTokens];
+  const FewSlice slice(p.product.tokens);
   const Columns<tiles, gated> columns(slice.tile, p.product.n);
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = lane_index(), group = lane / 4;
   const int k = static_cast<int>(p.product.k);
@@ -127,52 +87,47 @@ __global__ void __launch_bounds__(kFewThreads, 2)
   const bf16 *rows[2 * tiles];
 #pragma unroll
   for (int i = 0; i < 2 * tiles; ++i) rows[i] = weight + columns.weight_row(8 * i + group) * p.weight_stride;
-  const FewRows<X> tokens(x, p.product.x_stride, slice.first_token + group, p.product.tokens);
-  NormedTerms<X, groups> terms(tokens, p);
-  float sums[groups][tiles][4] = {};
+  const int token = slice.first_token + group;
+  const bool is_token = token < p.product.tokens;
+  NormedTerms<X, W> terms{x + (is_token ? token * p.product.x_stride : 0), static_cast<const W *>(p.norm_weight),
+                          p.unit_offset, is_token};
+  float sums[tiles][4] = {};
   for (int begin = warp * kGroup; begin < k; begin += kFewWarps * kGroup) {
     const int at = begin + 8 * (lane % 4);
     with_whole(begin + kGroup <= k, [&](auto whole) {
-      add_group<tiles, groups, packed, decltype(whole)::value>(rows, terms, at, k - at, sums);
+      add_group<tiles, packed, decltype(whole)::value>(rows, terms, at, k - at, sums);
     });
   }
-  leave_sums(sums, left);
+  leave_sums<tiles>(sums, partial[warp]);
 #pragma unroll
-  for (int g = 0; g < groups; ++g) {
-    float square = terms.squares[g];
-#pragma unroll
-    for (int offset = 1; offset < 4; offset *= 2) square += __shfl_xor_sync(0xffffffffu, square, offset);
-    if (lane % 4 == 0) squares[warp][kFewTokens * g + group] = square;
-  }
+  for (int offset = 1; offset < 4; offset *= 2) terms.squares += __shfl_xor_sync(0xffffffffu, terms.squares, offset);
+  if (lane % 4 == 0) squares[warp][group] = terms.squares;
   __syncthreads();
 
   constexpr int kColumns = Columns<tiles, gated>::kCount;
+  const int own = static_cast<int>(threadIdx.x) % kColumns, of = static_cast<int>(threadIdx.x) / kColumns;
+  const int64_t column = columns.first + own, place = slice.first_token + of;
+  if (of >= kFewTokens || place >= p.product.tokens || column >= columns.count) return;
+  float square = 0.0f;
 #pragma unroll
-  for (int i = static_cast<int>(threadIdx.x); i < kColumns * kTokens; i += kFewThreads) {
-    const int own = i % kColumns, token = i / kColumns;
-    const int64_t column = columns.first + own, place = slice.first_token + token;
-    if (place >= p.product.tokens || column >= columns.count) continue;
-    float square = 0.0f;
-#pragma unroll
-    for (int w = 0; w < kFewWarps; ++w) square += squares[w][token];
-    const float factor = p.product.alpha * rsqrtf(square / static_cast<float>(k) + p.eps);
-    const auto product = [&](int row, int64_t index) {
-      const float sum = factor * left.at(row, token);
-      return p.product.bias != nullptr ? sum + bias_at(p.product, index) : sum;
-    };
-    float value;
-    if constexpr (gated) {
-      const int gate = own / 8 * 16 + own % 8;
-      value = activated(p.activation, product(gate, column)) * product(gate + 8, columns.count + column);
-    } else {
-      value = product(own, column);
-    }
-    const int64_t to = place * p.product.y_stride + column;
-    if (to_bf16) {
-      static_cast<bf16 *>(y)[to] = from_float<bf16>(value);
-    } else {
-      static_cast<float *>(y)[to] = value;
-    }
+  for (int i = 0; i < kFewWarps; ++i) square += squares[i][of];
+  const float factor = p.product.alpha * rsqrtf(square / static_cast<float>(k) + p.eps);
+  const auto product = [&](int row, int64_t index) {
+    const float sum = factor * sum_of_warps<kRows>(partial, row, of);
+    return p.product.bias != nullptr ? sum + bias_at(p.product, index) : sum;
+  };
+  float value;
+  if constexpr (gated) {
+    const int gate = own / 8 * 16 + own % 8;
+    value = activated(p.activation, product(gate, column)) * product(gate + 8, columns.count + column);
+  } else {
+    value = product(own, column);
+  }
+  const int64_t to = place * p.product.y_stride + column;
+  if (to_bf16) {
+    static_cast<bf16 *>(y)[to] = from_float<bf16>(value);
+  } else {
+    static_cast<float *>(y)[to] = value;
   }
 }
 
@@ -217,22 +172,33 @@ int32_t supports(const sg_call *call) {
   return read_normed(call, &p) ? 10 : 0;
 }
 
-template <bool gated, class X>
-void launch(const sg_call *call, const NormedProblem &p) {
+template <bool gated, class X, class W>
+void launch_typed(const sg_call *call, const NormedProblem &p) {
   const FewProblem &product = p.product;
   const X *x = data<const X>(input(call, 0));
   const bf16 *weight = data<const bf16>(input(call, 2));
   const sg_tensor *y = output(call, 0);
   const bool packed = product.k % 8 == 0 && can_pack<8>(x, product.tokens > 1 ? product.x_stride : 0) &&
                       can_pack<8>(weight, product.n > 1 ? p.weight_stride : 0) &&
-                      reinterpret_cast<uintptr_t>(p.norm_weight) % 16 == 0;
-  with_few_blocks(product.tokens, product.n, packed, [&](auto groups, auto tiles, auto packs) {
-    const auto kernel = rms_norm_linear_few<tiles(), groups(), gated, packs(), X>;
-    const int64_t columns = Columns<tiles(), gated>::kCount;
-    const int64_t blocks = ceil_div(gated ? product.n / 2 : product.n, columns) * few_slices(product.tokens, groups());
-    launch_ahead(call, static_cast<unsigned>(blocks), kFewThreads, 0, kernel, p, x, weight, y->data,
-                 y->dtype == SG_BF16);
-  });
+                      can_pack<8>(static_cast<const W *>(p.norm_weight), 0);
+  const int64_t columns = gated ? product.n / 2 : product.n;
+  // As in linear_few.cu; and where there are few blocks, x is read and normed the less often.
+  const bool wide =
+      packed && product.tokens > kFewTokens / 2 && product.n >= 64 * static_cast<int64_t>(device().units);
+  const auto kernel = wide     ? rms_norm_linear_few<2, gated, true, X, W>
+                      : packed ? rms_norm_linear_few<1, gated, true, X, W>
+                               : rms_norm_linear_few<1, gated, false, X, W>;
+  const int64_t blocks = ceil_div(columns, (gated ? 8 : 16) * (wide ? 2 : 1)) * few_slices(product.tokens);
+  launch_ahead(call, static_cast<unsigned>(blocks), kFewThreads, 0, kernel, p, x, weight, y->data, y->dtype == SG_BF16);
+}
+
+template <class X, class W>
+void launch(const sg_call *call, const NormedProblem &p) {
+  if (p.activation != kNone) {
+    launch_typed<true, X, W>(call, p);
+  } else {
+    launch_typed<false, X, W>(call, p);
+  }
 }
 
 int32_t run(const sg_call *call) {
@@ -240,10 +206,12 @@ int32_t run(const sg_call *call) {
   if (!read_normed(call, &p)) return fail(call, "%s: operands changed since the kernel was chosen", call->op);
   if (p.product.tokens == 0 || p.product.n == 0) return SG_OK;
   with_type(input(call, 0), [&]<class X>(X) {
-    if (p.activation != kNone) {
-      launch<true, X>(call, p);
+    if (p.norm_dtype == SG_F32) {
+      launch<X, float>(call, p);
+    } else if (p.norm_dtype == SG_BF16) {
+      launch<X, bf16>(call, p);
     } else {
-      launch<false, X>(call, p);
+      launch<X, f16>(call, p);
     }
   });
   return launched(call);

@@ -24,25 +24,24 @@ from .options import EngineOptions
 from .sizes import Bucket
 
 
-FEW_TOKENS, MORE_TOKENS, NARROW = 8, 32, 2048
-"""Up to FEW_TOKENS tokens, and up to MORE_TOKENS where normed tokens are at most NARROW wide, a device's norms go into the
-products behind them. Up to FEW_TOKENS, products read blocks of quantised weights as they are; above, decoded ones. The numbers
-are those of native/backends/cuda/linear_few.cu: a group of tokens, four of them, and what a first-level cache holds."""
+FEW_TOKENS = 8
+"""Up to so many tokens a device's products read blocks of quantised weights as they are, and norms go into products; above,
+they read decoded weights and normed tokens. The number is that of the kernels for few tokens (kFewTokens of
+native/backends/cuda/linear_few.cuh)."""
 
 
 @dataclass(frozen=True)
 class _Kind:
-    """Programs of one graph. least, most: tokens of those that it is for."""
+    """Programs of one graph. few: those of at most FEW_TOKENS tokens (True), the others (False), or all (None)."""
 
     graph: Graph
     weights: FrozenWeights
     adapters: bool
-    least: float = 0
-    most: float = math.inf
+    few: bool | None = None
     prefetch: int | None = None
 
     def takes(self, bucket: Bucket) -> bool:
-        return self.least <= bucket.tokens <= self.most
+        return self.few is None or self.few == (bucket.tokens <= FEW_TOKENS)
 
     def programs(self, recipe: Any, shapes: Iterable[ServingShape]) -> Iterator[Program]:
         dtypes = self.weights.dtypes(self.graph)
@@ -110,9 +109,8 @@ class Runtime:
         if self.queue.backend == "cpu":
             return [kind]
         ahead = decoding_stream(self.queue.backend) if stored is self.weights and kind.is_quantised() else None
-        few = _Kind(self._graph(stored, bank, few=True), stored, adapters)
-        most = FEW_TOKENS if few.is_quantised() else _few_tokens(few.graph)
-        return [replace(kind, least=most + 1, prefetch=ahead), replace(few, most=most)]
+        few = _Kind(self._graph(stored, bank, few=True), stored, adapters, few=True)
+        return [replace(kind, few=False, prefetch=ahead), few]
 
     @cached_property
     def _stored(self) -> FrozenWeights:
@@ -151,7 +149,7 @@ class Runtime:
 
     def _blocks(self, options: EngineOptions) -> int:
         """What fits beside everything else, by the plan of the largest program on a cache of one block."""
-        kind = next(kind for kind in reversed(self._kinds) if kind.most == math.inf)
+        kind = next(kind for kind in reversed(self._kinds) if not kind.few)
         shape = self._shape(options, sizes.buckets(options, self.context)[0], 1)
         program = next(kind.programs(self.recipe, [shape]))
         planned = engine.plan(program.to_bytes(), options.backend, self.queue.threads, options.device)
@@ -169,13 +167,6 @@ class Runtime:
                 if value.role in ("key_cache", "value_cache"):
                     total += byte_count(value.dtype, (BLOCK_SIZE, *value.shape[1:]))
         return total
-
-
-def _few_tokens(graph: Graph) -> int:
-    """For how many tokens a device's graph for few of them is the faster one."""
-    nodes = (node for region in graph.ordered_regions() for node in region.forward)
-    widths = [node.inputs[0].shape[1] for node in nodes if node.op == "rms_norm_linear"]
-    return MORE_TOKENS if widths and max(widths) <= NARROW else FEW_TOKENS
 
 
 def bank_of(options: EngineOptions, ranks: list[int]) -> BankSpec | None:
