@@ -8,11 +8,11 @@
 // made by two warps, each with one half of the dimensions of keys and of values, which add up their halves of the
 // logits in shared memory: neither registers nor bytes under way are then any other than those of a head of 128.
 //
-// The keys of a token are cut into splits, whose sums are folded in their order. Where they are cut depends on the
-// position and on the number of key-value heads alone, and a fold is the same arithmetic wherever it is done: a token's
-// bits depend on it and on its keys, never on the other tokens of the call. With few tokens the splits are warps all
-// over the device, that leave their sums in the workspace for paged_combine; with many, a block makes all splits of a
-// token and folds them in shared memory.
+// The keys of a token are cut into splits. Those that a block's warps make at a time, a batch, are folded in shared
+// memory, and batches into the result, both in their order. Where keys are cut depends on the position and on the
+// number of key-value heads alone, and a fold is the same arithmetic wherever it is done: a token's bits depend on it
+// and on its keys, never on the other tokens of the call. With few tokens the batches are blocks all over the device,
+// that leave their sums in the workspace for paged_combine; with many, a block makes all batches of a token.
 #pragma once
 
 #include "attention_common.cuh"
@@ -31,6 +31,9 @@ constexpr int kLeastTiles = 2;  // of a split
 __host__ __device__ inline int most_splits(const PagedProblem &p) {
   return p.heads <= 2 * p.group ? kMostSplits : kMostSplits / 2;
 }
+// Neighbouring warps that make a split of heads of `dim` together, and the splits of a batch.
+__host__ __device__ constexpr int split_warps(int dim) { return dim > 128 ? 2 : 1; }
+__host__ __device__ constexpr int batch_splits(int dim) { return kDecodeWarps / split_warps(dim); }
 
 // Tokens are told apart within aligned windows of this many: those that go on where the token before them left off, and
 // those that stand alone.
@@ -80,13 +83,13 @@ struct KeySplits {
   }
 };
 
-// What a split leaves of one head: sums of weighted values beside these.
+// What a split or a batch leaves of one head: sums of weighted values beside these.
 struct SplitWeights {
   float peak;   // of the logits, in base 2; weights are relative to it
   float total;  // of the weights
 };
 
-// Splits added up, in their order, for one element of a head's result.
+// Splits or batches added up, in their order, for one element of a head's result.
 struct Fold {
   float peak = -INFINITY, total = 0.0f;
 
@@ -100,6 +103,10 @@ struct Fold {
 };
 __device__ inline float folded(float sum, float before, float split, float after) {
   return fmaf(sum, before, split * after);
+}
+__device__ inline float4 folded(const float4 &sum, float before, const float4 &split, float after) {
+  return {folded(sum.x, before, split.x, after), folded(sum.y, before, split.y, after),
+          folded(sum.z, before, split.z, after), folded(sum.w, before, split.w, after)};
 }
 
 // One key-value head of the caches, and the table of one sequence.
@@ -137,11 +144,10 @@ struct PagedTensors {
 // A warp's part of one token: COLUMNS times 8 query heads of one key-value head, whose elements are a multiple of 16.
 template <int DIM, int COLUMNS>
 struct DecodeWarp {
-  static constexpr int kWarps = DIM > 128 ? 2 : 1;        // neighbours, that make a split together
-  static constexpr int kSplits = kDecodeWarps / kWarps;   // of a block, at a time
-  static constexpr int kDims = DIM / kWarps;              // of this warp
-  static constexpr int kChunks = (kDims + 31) / 32;       // of a key: 8 elements a lane
-  static constexpr int kParts = (kDims + 63) / 64;        // of a value: 8 elements a lane
+  static constexpr int kWarps = split_warps(DIM), kSplits = batch_splits(DIM);
+  static constexpr int kDims = DIM / kWarps;         // of this warp
+  static constexpr int kChunks = (kDims + 31) / 32;  // of a key: 8 elements a lane
+  static constexpr int kParts = (kDims + 63) / 64;   // of a value: 8 elements a lane
   static constexpr int kShared = kWarps == 1 ? 1 : 2 * kDecodeWarps * COLUMNS * 32;
   uint4 queries[COLUMNS][kChunks], keys[kChunks][2], values[kParts][4];
   float sums[kParts][4][COLUMNS][4];
@@ -150,7 +156,7 @@ struct DecodeWarp {
   int places;  // of 32 of the warp's tiles, a lane each
   int walked;  // tiles whose place was taken
 
-  // Which split of those that the block makes at a time, and the warp's first dimension.
+  // Which split of a batch, and the warp's first dimension.
   __device__ static __forceinline__ int own_split() { return static_cast<int>(threadIdx.x) / 32 / kWarps; }
   __device__ static __forceinline__ int own_dim() {
     return kWarps == 1 ? 0 : static_cast<int>(threadIdx.x) / 32 % kWarps * kDims;

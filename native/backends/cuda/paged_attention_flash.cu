@@ -23,16 +23,20 @@ inline int token_blocks(int64_t kv_heads) {
   return std::max<int>(kTokenBlocks, static_cast<int>(ceil_div(kEnoughBlocks, kv_heads)));
 }
 
-// Whether a block makes a whole token of one key-value head. The workspace then holds no splits.
+// Whether a block makes a whole token of one key-value head. The workspace then holds no batches.
 inline bool makes_whole_tokens(int tokens, int64_t kv_heads) {
   return tokens > kTokenBlocks || (tokens > kMostLoneTokens && tokens * kv_heads >= kEnoughBlocks);
 }
 
-// Splits of the most keys that a token may see.
-inline int64_t splits_of_table(const PagedProblem &p) {
+// Batches of the most keys that a token may see, and of any token.
+inline int64_t batches_of_table(const PagedProblem &p) {
   int64_t tiles = p.max_blocks * p.block_size / kTileKeys;
   if (p.window > 0) tiles = std::min(tiles, p.window / kTileKeys + 2);
-  return std::max<int64_t>(std::min<int64_t>(ceil_div(tiles, kLeastTiles), most_splits(p)), 1);
+  const int64_t splits = std::min<int64_t>(ceil_div(tiles, kLeastTiles), most_splits(p));
+  return std::max<int64_t>(ceil_div(splits, batch_splits(p.head_dim)), 1);
+}
+__host__ __device__ inline int most_batches(const PagedProblem &p) {
+  return most_splits(p) / batch_splits(p.head_dim);
 }
 
 // Bytes of a split in shared memory: sums of every head, and their weights.
@@ -42,33 +46,61 @@ __host__ __device__ inline int split_bytes(const PagedProblem &p) {
 }
 
 inline size_t weights_bytes(const PagedProblem &p, int tokens) {
-  const size_t bytes = static_cast<size_t>(tokens) * p.heads * most_splits(p) * sizeof(SplitWeights);
+  const size_t bytes = static_cast<size_t>(tokens) * p.heads * most_batches(p) * sizeof(SplitWeights);
   return (bytes + 255) / 256 * 256;
 }
 
-// Tokens whose splits are warps: block (kv head, token, as many splits as the block makes).
+// A batch of `splits`, which the block's warps left in shared memory, folded: elements [4 i, 4 i + 4) of its sums.
+template <int DIM>
+__device__ __forceinline__ float4 fold_batch(const PagedProblem &p, const unsigned char *left, int splits, int i,
+                                             SplitWeights *weights) {
+  Fold fold;
+  float4 sum = {};
+  for (int split = 0; split < splits; ++split, left += split_bytes(p)) {
+    const float *const sums = reinterpret_cast<const float *>(left);
+    const SplitWeights *const of_split = reinterpret_cast<const SplitWeights *>(sums + p.group * DIM);
+    float before, after;
+    fold.add(of_split[4 * i / DIM], &before, &after);
+    sum = folded(sum, before, reinterpret_cast<const float4 *>(sums)[i], after);
+  }
+  *weights = {fold.peak, fold.total};
+  return sum;
+}
+
+// Tokens whose batches are blocks: block (kv head, token, batch).
 template <int DIM, int COLUMNS>
 __global__ void __launch_bounds__(kDecodeThreads, COLUMNS == 1 ? 3 : 2)
     paged_splits(PagedProblem p, PagedIndices at, PagedTensors t, int tokens, bool has_runs, float *sums,
                  SplitWeights *weights) {
   using Warp = DecodeWarp<DIM, COLUMNS>;
+  extern __shared__ __align__(16) unsigned char shared[];
   __shared__ float4 halves[Warp::kShared];
   wait_for_kernels_ahead();
-  const int kv_head = blockIdx.x, token = blockIdx.y;
+  const int kv_head = blockIdx.x, token = blockIdx.y, batch = blockIdx.z;
   const int sequence = at.sequence_ids[token], position = at.positions[token];
   if (!is_known(p, sequence, position) || (has_runs && !is_alone(p, at, tokens, token))) return;
   const KeySplits cut(p, position);
-  const int split = static_cast<int>(blockIdx.z) * Warp::kSplits + Warp::own_split();
-  if (split >= cut.splits) return;
-  const LogitFactors factors(p);
-  const PagedHead head = t.head(p, at, kv_head, sequence);
-  Warp warp;
-  warp.load_queries(t.q + token * p.q_stride + kv_head * p.group * DIM, p.group);
-  warp.start(head, cut, split, cut.splits);
-  warp.see(factors, head, cut, split, cut.splits, halves);
-  const int64_t place =
-      ((static_cast<int64_t>(token) * gridDim.x + kv_head) * most_splits(p) + split) * p.group;  // of the first head
-  warp.leave(sums + place * DIM, weights + place, p.group, factors);
+  const int splits = min(cut.splits - batch * Warp::kSplits, Warp::kSplits), own = Warp::own_split();
+  if (splits <= 0) return;
+  if (own < splits) {
+    const LogitFactors factors(p);
+    const PagedHead head = t.head(p, at, kv_head, sequence);
+    const int split = batch * Warp::kSplits + own;
+    Warp warp;
+    warp.load_queries(t.q + token * p.q_stride + kv_head * p.group * DIM, p.group);
+    warp.start(head, cut, split, cut.splits);
+    warp.see(factors, head, cut, split, cut.splits, halves);
+    float *const left = reinterpret_cast<float *>(shared + own * split_bytes(p));
+    warp.leave(left, reinterpret_cast<SplitWeights *>(left + p.group * DIM), p.group, factors);
+  }
+  __syncthreads();
+  const int64_t pair = static_cast<int64_t>(token) * gridDim.x + kv_head;
+  const int64_t place = (pair * most_batches(p) + batch) * p.group;  // of the first head
+  for (int i = threadIdx.x; i < p.group * DIM / 4; i += kDecodeThreads) {
+    SplitWeights of_batch;
+    reinterpret_cast<float4 *>(sums + place * DIM)[i] = fold_batch<DIM>(p, shared, splits, i, &of_batch);
+    if (4 * i % DIM == 0) weights[place + 4 * i / DIM] = of_batch;
+  }
 }
 
 // What paged_splits left, folded: block (head, token), a thread for each dimension.
@@ -76,7 +108,7 @@ template <int DIM>
 __global__ void __launch_bounds__(DIM)
     paged_combine(PagedProblem p, PagedIndices at, int tokens, bool has_runs, const float *sums,
                   const SplitWeights *weights, bf16 *o) {
-  constexpr int kTogether = 16;
+  constexpr int kTogether = 8;
   wait_for_kernels_ahead();
   const int head = blockIdx.x, token = blockIdx.y, d = threadIdx.x;
   const int sequence = at.sequence_ids[token], position = at.positions[token];
@@ -86,25 +118,25 @@ __global__ void __launch_bounds__(DIM)
     *to = from_float<bf16>(sequence < 0 ? 0.0f : not_a_number());
     return;
   }
-  const int splits = KeySplits(p, position).splits;
+  const int batches = (KeySplits(p, position).splits + batch_splits(DIM) - 1) / batch_splits(DIM);
   const int64_t pair = static_cast<int64_t>(token) * (p.heads / p.group) + head / p.group;
-  const int64_t place = pair * most_splits(p) * p.group + head % p.group;
+  const int64_t place = pair * most_batches(p) * p.group + head % p.group;
   Fold fold;
   float sum = 0.0f;
-  for (int first = 0; first < splits; first += kTogether) {
-    SplitWeights of_split[kTogether];
+  for (int first = 0; first < batches; first += kTogether) {
+    SplitWeights of_batch[kTogether];
     float values[kTogether];
 #pragma unroll
     for (int i = 0; i < kTogether; ++i) {
-      const int64_t from = place + static_cast<int64_t>(min(first + i, splits - 1)) * p.group;
-      of_split[i] = weights[from];
+      const int64_t from = place + static_cast<int64_t>(min(first + i, batches - 1)) * p.group;
+      of_batch[i] = weights[from];
       values[i] = sums[from * DIM + d];
     }
 #pragma unroll
     for (int i = 0; i < kTogether; ++i) {
-      if (first + i < splits) {
+      if (first + i < batches) {
         float before, after;
-        fold.add(of_split[i], &before, &after);
+        fold.add(of_batch[i], &before, &after);
         sum = folded(sum, before, values[i], after);
       }
     }
@@ -134,8 +166,8 @@ __device__ inline int find_alone(const PagedProblem &p, const PagedIndices &at, 
   return found;
 }
 
-// Of a block that makes whole tokens, in shared memory: two buffers of splits that were made together, and what was
-// folded, of which each thread owns four neighbours out of every 512 and nobody else reads them.
+// Batches that a block folded, in shared memory: each thread owns four neighbours out of every 512, which nobody else
+// reads.
 struct Folded {
   float4 *sums;  // [group, head_dim / 4]
   Fold *folds;   // one for each of those
@@ -150,7 +182,7 @@ __host__ __device__ inline int folded_bytes(const PagedProblem &p) {
   return (bytes + 15) / 16 * 16;
 }
 
-// A token whose splits are made by one block, some at a time, and folded.
+// A token whose batches are made by one block, in one of two buffers by turns.
 template <int DIM, int COLUMNS>
 __device__ __forceinline__ void make_token(const PagedProblem &p, const PagedIndices &at, const PagedTensors &t,
                                            int token, int kv_head, unsigned char *shared, float4 *halves) {
@@ -178,20 +210,12 @@ __device__ __forceinline__ void make_token(const PagedProblem &p, const PagedInd
       warp.leave(left, reinterpret_cast<SplitWeights *>(left + elements), p.group, factors);
     }
     __syncthreads();
-    const int made = min(Warp::kSplits, cut.splits - first);
     for (int i = threadIdx.x; i < elements / 4; i += kDecodeThreads) {
-      Fold fold = all.folds[i];
-      float4 sum = all.sums[i];
-      for (int split = 0; split < made; ++split) {
-        const float *const left = reinterpret_cast<const float *>(buffer + split * stride);
-        float before, after;
-        fold.add(reinterpret_cast<const SplitWeights *>(left + elements)[4 * i / DIM], &before, &after);
-        const float4 next = reinterpret_cast<const float4 *>(left)[i];
-        sum = {folded(sum.x, before, next.x, after), folded(sum.y, before, next.y, after),
-               folded(sum.z, before, next.z, after), folded(sum.w, before, next.w, after)};
-      }
-      all.folds[i] = fold;
-      all.sums[i] = sum;
+      SplitWeights of_batch;
+      const float4 sum = fold_batch<DIM>(p, buffer, min(Warp::kSplits, cut.splits - first), i, &of_batch);
+      float before, after;
+      all.folds[i].add(of_batch, &before, &after);
+      all.sums[i] = folded(all.sums[i], before, sum, after);
     }
   }
   bf16 *const to = t.o + token * p.o_stride + kv_head * elements;
@@ -233,11 +257,10 @@ __global__ void __launch_bounds__(kDecodeThreads, COLUMNS == 1 ? 3 : 2)
 
 template <int DIM, int COLUMNS>
 void launch_lone_tokens(const sg_call *call, const PagedProblem &p, const PagedTensors &t, int tokens, bool has_runs) {
-  using Warp = DecodeWarp<DIM, COLUMNS>;
   const PagedIndices at = paged_indices(call);
   const unsigned kv_heads = static_cast<unsigned>(p.heads / p.group);
   if (makes_whole_tokens(tokens, kv_heads)) {
-    const int shared = folded_bytes(p) + 2 * Warp::kSplits * split_bytes(p);
+    const int shared = folded_bytes(p) + 2 * batch_splits(DIM) * split_bytes(p);
     const auto kernel = paged_tokens<DIM, COLUMNS>;
     cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
     const dim3 blocks(kv_heads, static_cast<unsigned>(std::min(tokens, token_blocks(kv_heads))));
@@ -247,8 +270,9 @@ void launch_lone_tokens(const sg_call *call, const PagedProblem &p, const PagedT
   SplitWeights *const weights = static_cast<SplitWeights *>(call->workspace);
   float *const sums = reinterpret_cast<float *>(static_cast<char *>(call->workspace) + weights_bytes(p, tokens));
   const dim3 blocks(kv_heads, static_cast<unsigned>(tokens),
-                    static_cast<unsigned>(ceil_div(splits_of_table(p), Warp::kSplits)));
-  launch_ahead(call, blocks, kDecodeThreads, 0, paged_splits<DIM, COLUMNS>, p, at, t, tokens, has_runs, sums, weights);
+                    static_cast<unsigned>(batches_of_table(p)));
+  launch_ahead(call, blocks, kDecodeThreads, static_cast<size_t>(batch_splits(DIM) * split_bytes(p)),
+               paged_splits<DIM, COLUMNS>, p, at, t, tokens, has_runs, sums, weights);
   launch_ahead(call, dim3(static_cast<unsigned>(p.heads), static_cast<unsigned>(tokens)), DIM, 0, paged_combine<DIM>, p,
                at, tokens, has_runs, static_cast<const float *>(sums), static_cast<const SplitWeights *>(weights), t.o);
 }
@@ -282,7 +306,8 @@ size_t workspace(const sg_call *call) {
   const PagedProblem p = paged_problem(call);
   const int tokens = static_cast<int>(input(call, 0)->shape[0]);
   if (makes_whole_tokens(tokens, p.heads / p.group)) return 0;
-  return weights_bytes(p, tokens) + static_cast<size_t>(tokens) * p.heads * most_splits(p) * p.head_dim * sizeof(float);
+  const size_t batches = static_cast<size_t>(tokens) * p.heads * most_batches(p);
+  return weights_bytes(p, tokens) + batches * p.head_dim * sizeof(float);
 }
 
 int32_t run(const sg_call *call) {
