@@ -95,3 +95,22 @@ def test_bits_of_a_token_do_not_depend_on_the_others(kernel, weight):
         whole = product.run(kernel)
         for tokens in range(1, 21):
             assert product.run(kernel, tokens).tobytes() == whole[:tokens].tobytes()
+
+
+def test_bits_of_a_normed_token_do_not_depend_on_the_others():
+    rng = np.random.default_rng(3)
+    x = quantize(rng.standard_normal((21, 576)).astype(np.float32), "bf16")
+    norm = quantize(rng.standard_normal((1, 576)).astype(np.float32), "bf16")[0]
+    for n in (64, 9000):
+        weight = quantize(rng.standard_normal((n, 576)).astype(np.float32), "bf16")
+        for activation, columns in (("none", n), ("silu", n // 2)):
+            def run(tokens, columns=columns, activation=activation, weight=weight, n=n):
+                y = np.zeros((tokens, columns), np.float32)
+                inputs = [(x[:tokens], "bf16", (tokens, 576)), (norm, "bf16", (576,)), (weight, "bf16", (n, 576)), None]
+                engine.run_op("rms_norm_linear", inputs, [(y, "f32", y.shape)], {"activation": activation}, backend=BACKEND)
+                return y
+
+            whole = run(21)
+            assert np.abs(whole).max() > 0.1
+            for tokens in (1, 2, 7, 8, 9, 16, 20):
+                assert run(tokens).tobytes() == whole[:tokens].tobytes()

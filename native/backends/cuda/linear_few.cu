@@ -1,12 +1,11 @@
 // linear for 1 to 8 tokens and a bf16 weight: y[T, N] = alpha x[T, K] weight[N, K]^T + bias[N] + addend[T, N], x in
 // bf16, y in bf16 or f32. What decoding a few sequences is made of.
 //
-// Floor: the bytes of the weight. A block takes 16 rows of it (32 where there are many rows and tokens, which halves
-// how often x is read), its eight warps each a part of every row, with 2 to 4 KB a warp under way and nothing in
-// between: the weight goes from memory into the fragments of mma.m16n8k16, whose 8 columns are the tokens, as in
-// gemm_narrow.cu. A thread takes 16 neighbouring bytes where the instruction's own layout would have it take 4; x is
-// read the same way, so the terms of a sum only change places. The blocks' first bytes are brought to the second-level
-// cache while the kernels ahead still run.
+// Floor: the bytes of the weight. A block takes 16 rows of it, its eight warps each a part of every row, with 4 to 8 KB a
+// warp under way and nothing in between: the weight goes from memory into the fragments of mma.m16n8k16, whose 8 columns
+// are the tokens, as in gemm_narrow.cu. A thread takes 16 neighbouring bytes where the instruction's own layout would have
+// it take 4; x is read the same way, so the terms of a sum only change places. The blocks' first bytes are brought to the
+// second-level cache while the kernels ahead still run.
 //
 // A result's bits depend on its token, its weight row and K, not on how many tokens there are: warps take groups of
 // 128 terms in turn, and their sums are added in order.
@@ -15,35 +14,31 @@
 namespace sg::cuda {
 namespace {
 
-template <int tiles, bool packed, class Y>
-__global__ void __launch_bounds__(kFewThreads, 3)
+template <bool packed, class Y>
+__global__ void __launch_bounds__(kFewThreads, 2)
     linear_few_kernel(FewProblem p, int64_t weight_stride, const bf16 *x, const bf16 *weight, const Y *addend, Y *y) {
-  constexpr int kRows = 16 * tiles;
-  __shared__ float partial[kFewWarps][kRows * kFewStride];
+  __shared__ float partial[kFewWarps][kFewRows * kFewStride];
   const FewSlice slice(p.tokens);
-  const int64_t first = slice.tile * kRows;
-  const int warp = static_cast<int>(threadIdx.x) / 32, lane = lane_index(), group = lane / 4;
-  if (packed && threadIdx.x < kRows && first + threadIdx.x < p.n) {
+  const int64_t first = slice.tile * kFewRows;
+  const int group = lane_index() / 4, k = static_cast<int>(p.k);
+  if (packed && threadIdx.x < kFewRows && first + threadIdx.x < p.n) {
     const int64_t bytes = min(2 * p.k, kBytesAhead);
     bring_closer(weight + (first + threadIdx.x) * weight_stride, static_cast<uint32_t>(bytes));
   }
   wait_for_kernels_ahead();
 
-  const bf16 *rows[2 * tiles];
-#pragma unroll
-  for (int i = 0; i < 2 * tiles; ++i) rows[i] = weight + min(first + 8 * i + group, p.n - 1) * weight_stride;
-  StoredTerms terms(x, p.x_stride, slice.first_token + group, p.tokens);
-  const int k = static_cast<int>(p.k);
-  float sums[tiles][4] = {};
-  for (int begin = warp * kGroup; begin < k; begin += kFewWarps * kGroup) {
-    const int at = begin + 8 * (lane % 4);
-    with_whole(begin + kGroup <= k, [&](auto whole) {
-      add_group<tiles, packed, decltype(whole)::value>(rows, terms, at, k - at, sums);
-    });
-  }
-  leave_sums<tiles>(sums, partial[warp]);
+  const bf16 *const rows[2] = {weight + min(first + group, p.n - 1) * weight_stride,
+                               weight + min(first + 8 + group, p.n - 1) * weight_stride};
+  const int token = slice.first_token + group;
+  const bool is_token = token < p.tokens;
+  x += is_token ? token * p.x_stride : 0;
+  float sums[4] = {};
+  multiply_few<packed>(rows, k, [&](int at) {
+    return load_terms<packed, false>(x + at, is_token ? k - at : 0);
+  }, sums);
+  leave_sums(sums, partial[threadIdx.x / 32]);
   __syncthreads();
-  finish_few<kRows>(p, first, slice.first_token, partial, addend, y);
+  finish_few<kFewRows>(p, first, slice.first_token, partial, addend, y);
 }
 
 int32_t supports(const sg_call *call) {
@@ -61,12 +56,8 @@ void launch(const sg_call *call, const FewProblem &p) {
   const int64_t stride = weight->strides[0];
   const bool packed =
       p.k % 8 == 0 && can_pack<8>(x, p.tokens > 1 ? p.x_stride : 0) && can_pack<8>(rows, p.n > 1 ? stride : 0);
-  // Fewer than two blocks of 32 rows a multiprocessor would leave memory idle where a block begins and ends.
-  const bool wide = packed && p.tokens > kFewTokens / 2 && p.n >= 64 * static_cast<int64_t>(device().units);
-  const auto kernel = wide     ? linear_few_kernel<2, true, Y>
-                      : packed ? linear_few_kernel<1, true, Y>
-                               : linear_few_kernel<1, false, Y>;
-  const int64_t blocks = ceil_div(p.n, wide ? 32 : 16) * few_slices(p.tokens);
+  const auto kernel = packed ? linear_few_kernel<true, Y> : linear_few_kernel<false, Y>;
+  const int64_t blocks = ceil_div(p.n, kFewRows) * few_slices(p.tokens);
   launch_ahead(call, static_cast<unsigned>(blocks), kFewThreads, 0, kernel, p, stride, x, rows,
                data<const Y>(input(call, 3)), data<Y>(output(call, 0)));
 }

@@ -1,13 +1,16 @@
 // rms_norm_linear for a few tokens and a bf16 weight: y[T, N] = alpha rms_norm(x[T, K]) weight[N, K]^T + bias[N], or
 // y[T, N / 2] = activation(gate) * up of its two halves; x and y in f32 or bf16. See surogate_core/ops/rms_norm_linear.py.
 //
-// linear_few.cu with two ends. Where it reads x, x is multiplied by the norm's weight and rounded to bf16 as it goes into
-// the product, while its squares are added up; a token's sums are scaled by its norm at the end, so that nothing waits for
-// it. And a block's rows of 16 are eight of the gate and the eight of what it lets through that belong to them, so that
-// it can multiply the two. Two kernels less in each half of a layer, at 2 to 3 us each, are worth more than that every
-// block norms its tokens again.
+// linear_few.cu with two ends. Ahead, a block multiplies its tokens by the norm's weight, rounds them to bf16 in shared
+// memory, and adds up their squares, while its first rows of the weight are on their way; a token's sums are scaled by its
+// norm at the end, so that nothing waits for that. As that is done once for all tiles of 16 rows that a block makes, there
+// are only as many blocks as the device holds at a time. And a tile's rows are eight of the gate and the eight of what it
+// lets through that belong to them, so that the block can multiply the two. Two kernels less in each half of a layer, at 2
+// to 3 us each, are worth more than that every block norms its tokens.
 //
 // A result's bits depend on its token, its weight row and K, not on how many tokens there are.
+#include <algorithm>
+
 #include "activation.cuh"
 #include "linear_few_bf16.cuh"
 #include "norm_weight.cuh"
@@ -15,119 +18,160 @@
 namespace sg::cuda {
 namespace {
 
+constexpr int kMostShared = 200 << 10;         // bytes of normed tokens
+constexpr int kSharedOfUnit = 220 << 10;       // of all blocks of a multiprocessor
+constexpr int kMostBlocksOfUnit = 2;
+
 enum Activation : int { kNone, kSilu, kGeluTanh, kGelu };
 
 struct NormedProblem {
   FewProblem product;
   int64_t weight_stride;
-  const void *norm_weight;
-  int32_t norm_dtype;
-  float unit_offset, eps;
+  Weight norm;
+  float eps;
   Activation activation;
+  int slice;   // tokens of a block
+  int padded;  // elements from one normed token to the next in shared memory
 };
 
-// The terms of one token, times the norm's weight; `squares` is of what this lane has taken.
-template <class X, class W>
-struct NormedTerms {
-  const X *x;
-  const W *weight;
-  float offset;
-  bool is_token;
-  float squares = 0.0f;
+// From one normed token to the next there are half as many bytes more than a multiple of what the banks hold: lanes that
+// read two tokens at a time find them in different banks.
+inline int padded_terms(int64_t k) { return static_cast<int>(ceil_div(k, kGroup) * kGroup) + 32; }
 
-  template <bool packed, bool whole>
-  __device__ uint4 eight(int at, int left) {
-    float values[8], factors[8];
-    const int there = whole ? 8 : left;
-    load_within<8, packed>(x + at, is_token ? there : 0, values);
-    load_within<8, packed>(weight + at, there, factors);
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      squares = fmaf(values[i], values[i], squares);
-      values[i] *= factors[i] + offset;
-    }
-    return {pack_bf16(values[0], values[1]), pack_bf16(values[2], values[3]), pack_bf16(values[4], values[5]),
-            pack_bf16(values[6], values[7])};
-  }
-};
+// Row i of a tile of 16, of which `kColumns` columns of y are made.
+template <bool gated>
+struct Tile {
+  static constexpr int kColumns = gated ? 8 : 16;
+  int64_t first, count;  // column of y; count: of all tiles
 
-// Which columns of y a block makes, and of which rows of the weight: row i of its 16 * tiles.
-template <int tiles, bool gated>
-struct Columns {
-  static constexpr int kCount = (gated ? 8 : 16) * tiles;
-  int64_t first, count;  // count: of y
-
-  __device__ Columns(int64_t tile, int64_t n) : first(tile * kCount), count(gated ? n / 2 : n) {}
+  __device__ Tile(int64_t tile, int64_t n) : first(tile * kColumns), count(gated ? n / 2 : n) {}
   __device__ int64_t weight_row(int i) const {
     if constexpr (!gated) return min(first + i, count - 1);
-    return min(first + i / 16 * 8 + i % 8, count - 1) + (i % 16 < 8 ? 0 : count);
+    return min(first + i % 8, count - 1) + (i < 8 ? 0 : count);
   }
 };
+
+template <bool gated>
+__device__ inline void bring_tile(const NormedProblem &p, const bf16 *weight, const Tile<gated> &tile) {
+  if (threadIdx.x >= kFewRows) return;
+  const int64_t bytes = min(2 * p.product.k, kBytesAhead);
+  bring_closer(weight + tile.weight_row(static_cast<int>(threadIdx.x)) * p.weight_stride, static_cast<uint32_t>(bytes));
+}
+
+// terms[t][i] = bf16(x[t][i] * norm weight[i]), zeros from K on; squares[warp][t] of what the warp has taken.
+template <bool packed, class X>
+__device__ inline void norm_tokens(const NormedProblem &p, const X *x, int count, bf16 *terms,
+                                   float (&squares)[kFewWarps][kFewTokens]) {
+  constexpr int kTogether = 16 / static_cast<int>(sizeof(X)) / 2;  // tokens whose loads are under way at once
+  const int k = static_cast<int>(p.product.k);
+  float sums[kFewTokens] = {};
+  for (int at = 8 * static_cast<int>(threadIdx.x); at < p.padded - 32; at += 8 * kFewThreads) {
+    float factors[8] = {};
+    if constexpr (packed) {
+      if (at < k) p.norm.load_pack<8>(at, factors);
+    } else {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        float factor[1] = {};
+        if (at + i < k) p.norm.load_pack<1>(at + i, factor);
+        factors[i] = factor[0];
+      }
+    }
+#pragma unroll
+    for (int first = 0; first < kFewTokens; first += kTogether) {
+      if (first >= count) break;
+      Pack<X, 8> packs[kTogether];
+#pragma unroll
+      for (int j = 0; j < kTogether; ++j) {
+        packs[j] = {};
+        const X *from = x + (first + j) * p.product.x_stride + at;
+        if constexpr (packed) {
+          if (first + j < count && at < k) packs[j] = load_pack<8>(from);
+        } else {
+#pragma unroll
+          for (int i = 0; i < 8; ++i) {
+            if (first + j < count && at + i < k) packs[j].at[i] = from[i];
+          }
+        }
+      }
+#pragma unroll
+      for (int j = 0; j < kTogether; ++j) {
+        if (first + j >= count) break;
+        float values[8];
+        to_floats<8>(packs[j], values);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+          sums[first + j] = fmaf(values[i], values[i], sums[first + j]);
+          values[i] *= factors[i];
+        }
+        *reinterpret_cast<uint4 *>(terms + (first + j) * p.padded + at) = {
+            pack_bf16(values[0], values[1]), pack_bf16(values[2], values[3]), pack_bf16(values[4], values[5]),
+            pack_bf16(values[6], values[7])};
+      }
+    }
+  }
+#pragma unroll
+  for (int t = 0; t < kFewTokens; ++t) {
+    const float square = warp_sum(sums[t]);
+    if (lane_index() == 0) squares[threadIdx.x / 32][t] = square;
+  }
+}
 
 __device__ inline float activated(Activation activation, float x) {
   return activation == kSilu ? Silu::value(x) : activation == kGeluTanh ? GeluTanh::value(x) : Gelu::value(x);
 }
 
-template <int tiles, bool gated, bool packed, class X, class W>
-__global__ void __launch_bounds__(kFewThreads, 2)
-    rms_norm_linear_few(NormedProblem p, const X *x, const bf16 *weight, void *y, bool to_bf16) {
-  constexpr int kRows = 16 * tiles;
-  __shared__ float partial[kFewWarps][kRows * kFewStride], squares[kFewWarps][kFewTokens];
-  const FewSlice slice(p.product.tokens);
-  const Columns<tiles, gated> columns(slice.tile, p.product.n);
-  const int warp = static_cast<int>(threadIdx.x) / 32, lane = lane_index(), group = lane / 4;
-  const int k = static_cast<int>(p.product.k);
-  if (packed && threadIdx.x < kRows) {
-    const int64_t bytes = min(2 * p.product.k, kBytesAhead);
-    bring_closer(weight + columns.weight_row(static_cast<int>(threadIdx.x)) * p.weight_stride,
-                 static_cast<uint32_t>(bytes));
-  }
+template <bool gated, bool packed, class X>
+__global__ void __launch_bounds__(kFewThreads, kMostBlocksOfUnit)
+    rms_norm_linear_few(NormedProblem p, int64_t tiles, const X *x, const bf16 *weight, void *y, bool to_bf16) {
+  extern __shared__ __align__(16) bf16 terms[];
+  __shared__ float partial[2][kFewWarps][kFewRows * kFewStride], squares[kFewWarps][kFewTokens];
+  const FewProblem &product = p.product;
+  const int group = lane_index() / 4, k = static_cast<int>(product.k), slices = (product.tokens + p.slice - 1) / p.slice;
+  const int first_token = static_cast<int>(blockIdx.x % slices) * p.slice;
+  const int count = min(p.slice, product.tokens - first_token);
+  const int64_t step = gridDim.x / slices;
+  int64_t index = blockIdx.x / slices;
+  if constexpr (packed) bring_tile(p, weight, Tile<gated>(index, product.n));
   wait_for_kernels_ahead();
-
-  const bf16 *rows[2 * tiles];
-#pragma unroll
-  for (int i = 0; i < 2 * tiles; ++i) rows[i] = weight + columns.weight_row(8 * i + group) * p.weight_stride;
-  const int token = slice.first_token + group;
-  const bool is_token = token < p.product.tokens;
-  NormedTerms<X, W> terms{x + (is_token ? token * p.product.x_stride : 0), static_cast<const W *>(p.norm_weight),
-                          p.unit_offset, is_token};
-  float sums[tiles][4] = {};
-  for (int begin = warp * kGroup; begin < k; begin += kFewWarps * kGroup) {
-    const int at = begin + 8 * (lane % 4);
-    with_whole(begin + kGroup <= k, [&](auto whole) {
-      add_group<tiles, packed, decltype(whole)::value>(rows, terms, at, k - at, sums);
-    });
-  }
-  leave_sums<tiles>(sums, partial[warp]);
-#pragma unroll
-  for (int offset = 1; offset < 4; offset *= 2) terms.squares += __shfl_xor_sync(0xffffffffu, terms.squares, offset);
-  if (lane % 4 == 0) squares[warp][group] = terms.squares;
+  norm_tokens<packed>(p, x + first_token * product.x_stride, count, terms, squares);
   __syncthreads();
+  const bf16 *const mine = terms + group * p.padded;
 
-  constexpr int kColumns = Columns<tiles, gated>::kCount;
-  const int own = static_cast<int>(threadIdx.x) % kColumns, of = static_cast<int>(threadIdx.x) / kColumns;
-  const int64_t column = columns.first + own, place = slice.first_token + of;
-  if (of >= kFewTokens || place >= p.product.tokens || column >= columns.count) return;
-  float square = 0.0f;
+  for (int buffer = 0; index < tiles; index += step, buffer ^= 1) {
+    const Tile<gated> tile(index, product.n);
+    if constexpr (packed) {
+      if (index + step < tiles) bring_tile(p, weight, Tile<gated>(index + step, product.n));
+    }
+    const bf16 *const rows[2] = {weight + tile.weight_row(group) * p.weight_stride,
+                                 weight + tile.weight_row(group + 8) * p.weight_stride};
+    float sums[4] = {};
+    multiply_few<packed>(rows, k, [&](int at) {
+      return group < count && at < k ? *reinterpret_cast<const uint4 *>(mine + at) : uint4{};
+    }, sums);
+    leave_sums(sums, partial[buffer][threadIdx.x / 32]);
+    __syncthreads();  // and the sums of the tile before have been read by all who come this far
+
+    const int own = static_cast<int>(threadIdx.x) % Tile<gated>::kColumns;
+    const int token = static_cast<int>(threadIdx.x) / Tile<gated>::kColumns;
+    const int64_t column = tile.first + own;
+    if (token >= count || column >= tile.count) continue;
+    float square = 0.0f;
 #pragma unroll
-  for (int i = 0; i < kFewWarps; ++i) square += squares[i][of];
-  const float factor = p.product.alpha * rsqrtf(square / static_cast<float>(k) + p.eps);
-  const auto product = [&](int row, int64_t index) {
-    const float sum = factor * sum_of_warps<kRows>(partial, row, of);
-    return p.product.bias != nullptr ? sum + bias_at(p.product, index) : sum;
-  };
-  float value;
-  if constexpr (gated) {
-    const int gate = own / 8 * 16 + own % 8;
-    value = activated(p.activation, product(gate, column)) * product(gate + 8, columns.count + column);
-  } else {
-    value = product(own, column);
-  }
-  const int64_t to = place * p.product.y_stride + column;
-  if (to_bf16) {
-    static_cast<bf16 *>(y)[to] = from_float<bf16>(value);
-  } else {
-    static_cast<float *>(y)[to] = value;
+    for (int w = 0; w < kFewWarps; ++w) square += squares[w][token];
+    const float factor = product.alpha * rsqrtf(square / static_cast<float>(k) + p.eps);
+    const auto made = [&](int row, int64_t weight_row) {
+      const float sum = factor * sum_of_warps<kFewRows>(partial[buffer], row, token);
+      return product.bias != nullptr ? sum + bias_at(product, weight_row) : sum;
+    };
+    float value = made(own, column);
+    if constexpr (gated) value = activated(p.activation, value) * made(own + 8, tile.count + column);
+    const int64_t to = (first_token + token) * product.y_stride + column;
+    if (to_bf16) {
+      static_cast<bf16 *>(y)[to] = from_float<bf16>(value);
+    } else {
+      static_cast<float *>(y)[to] = value;
+    }
   }
 }
 
@@ -160,11 +204,11 @@ bool read_normed(const sg_call *call, NormedProblem *p) {
                 bias != nullptr ? bias->data : nullptr,
                 bias != nullptr ? bias->dtype : 0};
   p->weight_stride = weight->strides[0];
-  p->norm_weight = norm->data;
-  p->norm_dtype = norm->dtype;
-  p->unit_offset = static_cast<float>(attr_float(call, "unit_offset", 0.0));
+  p->norm = weight_of(call, 1);
   p->eps = static_cast<float>(attr_float(call, "eps", 1e-5));
-  return true;
+  p->padded = padded_terms(k);
+  p->slice = static_cast<int>(std::min<int64_t>(kFewTokens, kMostShared / (2 * p->padded)));
+  return p->slice > 0;
 }
 
 int32_t supports(const sg_call *call) {
@@ -172,32 +216,33 @@ int32_t supports(const sg_call *call) {
   return read_normed(call, &p) ? 10 : 0;
 }
 
-template <bool gated, class X, class W>
-void launch_typed(const sg_call *call, const NormedProblem &p) {
+template <bool gated, bool packed, class X>
+void launch_packed(const sg_call *call, const NormedProblem &p) {
   const FewProblem &product = p.product;
-  const X *x = data<const X>(input(call, 0));
-  const bf16 *weight = data<const bf16>(input(call, 2));
   const sg_tensor *y = output(call, 0);
-  const bool packed = product.k % 8 == 0 && can_pack<8>(x, product.tokens > 1 ? product.x_stride : 0) &&
-                      can_pack<8>(weight, product.n > 1 ? p.weight_stride : 0) &&
-                      can_pack<8>(static_cast<const W *>(p.norm_weight), 0);
-  const int64_t columns = gated ? product.n / 2 : product.n;
-  // As in linear_few.cu; and where there are few blocks, x is read and normed the less often.
-  const bool wide =
-      packed && product.tokens > kFewTokens / 2 && product.n >= 64 * static_cast<int64_t>(device().units);
-  const auto kernel = wide     ? rms_norm_linear_few<2, gated, true, X, W>
-                      : packed ? rms_norm_linear_few<1, gated, true, X, W>
-                               : rms_norm_linear_few<1, gated, false, X, W>;
-  const int64_t blocks = ceil_div(columns, (gated ? 8 : 16) * (wide ? 2 : 1)) * few_slices(product.tokens);
-  launch_ahead(call, static_cast<unsigned>(blocks), kFewThreads, 0, kernel, p, x, weight, y->data, y->dtype == SG_BF16);
+  const int64_t tiles = ceil_div(gated ? product.n / 2 : product.n, Tile<gated>::kColumns);
+  const int64_t slices = ceil_div(product.tokens, p.slice);
+  const int shared = 2 * p.padded * std::min(p.slice, product.tokens);
+  constexpr int kOwn = 2 * kFewWarps * kFewRows * kFewStride * 4;  // bytes that a block takes besides
+  const int64_t of_unit = std::clamp(kSharedOfUnit / (shared + kOwn), 1, kMostBlocksOfUnit);
+  const int64_t blocks = std::min(tiles, ceil_div(of_unit * device().units, slices)) * slices;
+  const auto kernel = rms_norm_linear_few<gated, packed, X>;
+  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
+  launch_ahead(call, static_cast<unsigned>(blocks), kFewThreads, static_cast<size_t>(shared), kernel, p, tiles,
+               data<const X>(input(call, 0)), data<const bf16>(input(call, 2)), y->data, y->dtype == SG_BF16);
 }
 
-template <class X, class W>
+template <bool gated, class X>
 void launch(const sg_call *call, const NormedProblem &p) {
-  if (p.activation != kNone) {
-    launch_typed<true, X, W>(call, p);
+  const FewProblem &product = p.product;
+  const bool packed = product.k % 8 == 0 &&
+                      can_pack<8>(data<const X>(input(call, 0)), product.tokens > 1 ? product.x_stride : 0) &&
+                      can_pack<8>(data<const bf16>(input(call, 2)), product.n > 1 ? p.weight_stride : 0) &&
+                      p.norm.packable<8>();
+  if (packed) {
+    launch_packed<gated, true, X>(call, p);
   } else {
-    launch_typed<false, X, W>(call, p);
+    launch_packed<gated, false, X>(call, p);
   }
 }
 
@@ -206,12 +251,10 @@ int32_t run(const sg_call *call) {
   if (!read_normed(call, &p)) return fail(call, "%s: operands changed since the kernel was chosen", call->op);
   if (p.product.tokens == 0 || p.product.n == 0) return SG_OK;
   with_type(input(call, 0), [&]<class X>(X) {
-    if (p.norm_dtype == SG_F32) {
-      launch<X, float>(call, p);
-    } else if (p.norm_dtype == SG_BF16) {
-      launch<X, bf16>(call, p);
+    if (p.activation != kNone) {
+      launch<true, X>(call, p);
     } else {
-      launch<X, f16>(call, p);
+      launch<false, X>(call, p);
     }
   });
   return launched(call);
