@@ -66,15 +66,13 @@ __device__ inline T *row_at(const Rows<T> &rows, const Place &place, const RowGr
   return rows.data + place.outer * rows.stride + place.inner * grid.n;
 }
 
-// How the block's threads share rows: `threads` of them to a row, a power of two up to 32 or else whole warps.
+// How the block's threads share rows: those of its first axis a row, a power of two up to 32 or else whole warps.
 struct Share {
   int threads, lane, row, rows;
 
-  __device__ explicit Share(int threads_per_row) : threads(threads_per_row) {
-    rows = static_cast<int>(blockDim.x) / threads;
-    row = rows == 1 ? 0 : static_cast<int>(threadIdx.x) / threads;
-    lane = static_cast<int>(threadIdx.x) - row * threads;
-  }
+  __device__ Share()
+      : threads(static_cast<int>(blockDim.x)), lane(static_cast<int>(threadIdx.x)),
+        row(static_cast<int>(threadIdx.y)), rows(static_cast<int>(blockDim.y)) {}
   template <int V>
   __device__ int column(int pack) const {
     return (pack * threads + lane) * V;
@@ -85,10 +83,10 @@ struct Share {
       for (int offset = threads / 2; offset > 0; offset /= 2) value += __shfl_xor_sync(0xffffffffu, value, offset);
       return value;
     }
-    const int warps = threads / 32, in_warp = threadIdx.x % 32;
+    const int warps = threads / 32, in_warp = lane % 32;
     value = warp_sum(value);
     __syncthreads();  // the sums of the rows before have been read
-    if (in_warp == 0) scratch[threadIdx.x / 32] = value;
+    if (in_warp == 0) scratch[row * warps + lane / 32] = value;
     __syncthreads();
     return warp_sum(in_warp < warps ? scratch[row * warps + in_warp] : 0.0f);
   }
@@ -98,12 +96,11 @@ struct Share {
 // the first axis that begins there. Packs of a narrow operand may begin at half of what can be asked for: then nobody.
 template <class T>
 __device__ inline void bring_block(const RowGrid &grid, const Share &share, const Rows<T> &rows, int64_t first) {
-  const int64_t left = grid.rows - first;
-  if (rows.data == nullptr || left <= 0) return;
+  if (share.lane != 0 || rows.data == nullptr) return;
   const bool together = rows.stride == grid.inner * grid.n;
-  const int64_t row = together ? first : first + share.row;
+  const int64_t left = grid.rows - first, row = together ? first : first + share.row;
   const int64_t count = !together ? grid.inner : left < share.rows ? left : share.rows;
-  if (row >= grid.rows || (together ? threadIdx.x : share.lane) != 0) return;
+  if (row >= grid.rows || (together && share.row != 0)) return;
   const Place place = together ? Place{0, row} : locate(grid, row);
   if (!together && place.inner != 0) return;
   const T *from = row_at(rows, place, grid);
@@ -149,20 +146,20 @@ int threads_for_row(int64_t n, int elements) {
 bool fits_registers(int64_t n, int elements) { return n <= static_cast<int64_t>(kMaxThreads) * elements; }
 
 struct Launch {
-  int threads_per_row, block;
+  dim3 block;  // threads of a row, rows
   unsigned blocks;
 };
 Launch plan_rows(const RowGrid &grid, int elements) {
-  const int threads = threads_for_row(grid.n, elements), block = threads > 32 ? threads : kGroupedThreads;
-  const int64_t needed = ceil_div(grid.rows, threads > 32 ? 1 : block / threads);
-  const int64_t most = static_cast<int64_t>(device().units) * (2048 / block);
-  return {threads, block, static_cast<unsigned>(needed < most ? needed : most)};
+  const int threads = threads_for_row(grid.n, elements), rows = threads > 32 ? 1 : kGroupedThreads / threads;
+  const int64_t needed = ceil_div(grid.rows, rows);
+  const int64_t most = static_cast<int64_t>(device().units) * (2048 / (threads * rows));
+  return {dim3(threads, rows), static_cast<unsigned>(needed < most ? needed : most)};
 }
 // One task a thread: as many blocks as it takes, of at least 128 threads.
 Launch plan_tasks(const RowGrid &grid, int elements) {
   const int threads = threads_for_row(grid.n, elements);
   const int rows = threads <= 32 ? kGroupedThreads / threads : threads < 128 ? 128 / threads : 1;
-  return {threads, rows * threads, static_cast<unsigned>(ceil_div(grid.rows, rows))};
+  return {dim3(threads, rows), static_cast<unsigned>(ceil_div(grid.rows, rows))};
 }
 unsigned blocks_for_any(const RowGrid &grid) {
   const int64_t most = static_cast<int64_t>(device().units) * (2048 / kGroupedThreads);
@@ -177,37 +174,56 @@ constexpr int pack_size() {
 
 // ---- rms_norm(x[..., N], weight[N]) -> y[..., N], rstd[...]?
 
+// y = held * rstd * (weight + offset). The weights of half of the packs are under way together: registers go no further.
+template <class Y, class X, class W, int V, int P>
+__device__ inline void store_scaled(const Held<X, V, P> &held, const W *weight, float offset, float rstd,
+                                    const Share &share, int limit, Y *y) {
+  constexpr int kTogether = P / 2;
+#pragma unroll
+  for (int first = 0; first < P; first += kTogether) {
+    Pack<W, V> packs[kTogether];
+#pragma unroll
+    for (int p = 0; p < kTogether; ++p) {
+      const int column = share.column<V>(first + p);
+      packs[p] = column < limit ? load_pack<V>(weight + column) : Pack<W, V>{};
+    }
+#pragma unroll
+    for (int p = 0; p < kTogether; ++p) {
+      const int column = share.column<V>(first + p);
+      float values[V], factors[V];
+      to_floats<V>(held.packs[first + p], values);
+      to_floats<V>(packs[p], factors);
+#pragma unroll
+      for (int i = 0; i < V; ++i) values[i] *= rstd * (factors[i] + offset);
+      if (column < limit) store<V>(y + column, values);
+    }
+  }
+}
+
 template <class X, class Y, int V, int P>
 __global__ void __launch_bounds__(kMaxThreads)
-    rms_norm_packs(RowGrid grid, int threads, Rows<const X> x, Weight weight, float eps, Rows<Y> y, float *rstd_out) {
+    rms_norm_packs(RowGrid grid, Rows<const X> x, Weight weight, float eps, Rows<Y> y, float *rstd_out) {
   __shared__ float scratch[32];
-  const Share share(threads);
+  const Share share;
   bring_block(grid, share, x, static_cast<int64_t>(blockIdx.x) * share.rows);
-  wait_for_kernels_ahead();
   const int64_t row = static_cast<int64_t>(blockIdx.x) * share.rows + share.row;
   const int limit = row < grid.rows ? static_cast<int>(grid.n) : 0;
   const Place place = locate(grid, row);
-  const Held<X, V, P> held(row_at(x, place, grid), share, limit);
-  float values[P][V], squares = 0.0f;
-  held.floats(values);
+  const X *in = row_at(x, place, grid);
+  wait_for_kernels_ahead();
+  const Held<X, V, P> held(in, share, limit);
+  float squares = 0.0f;
 #pragma unroll
   for (int p = 0; p < P; ++p) {
+    float values[V];
+    to_floats<V>(held.packs[p], values);
 #pragma unroll
-    for (int i = 0; i < V; ++i) squares = fmaf(values[p][i], values[p][i], squares);
+    for (int i = 0; i < V; ++i) squares = fmaf(values[i], values[i], squares);
   }
   const float rstd = rsqrtf(share.sum(squares, scratch) * (1.0f / static_cast<float>(static_cast<int>(grid.n))) + eps);
   if (limit == 0) return;
   Y *out = row_at(y, place, grid);
-#pragma unroll
-  for (int p = 0; p < P; ++p) {
-    const int column = share.column<V>(p);
-    if (column >= limit) continue;
-    float factor[V];
-    weight.load_pack<V>(column, factor);
-#pragma unroll
-    for (int i = 0; i < V; ++i) values[p][i] *= rstd * factor[i];
-    store<V>(out + column, values[p]);
-  }
+  weight.with_data([&](const auto *from) { store_scaled(held, from, weight.offset, rstd, share, limit, out); });
   if (rstd_out != nullptr && share.lane == 0) rstd_out[row] = rstd;
 }
 
@@ -258,8 +274,8 @@ int32_t run(const sg_call *call) {
       const bool packs = grid.n % V == 0 && can_pack_rows<V>(in) && can_pack_rows<V>(out) && weight.packable<V>();
       if (packs && fits_registers(grid.n, kPacks * V)) {
         const Launch plan = plan_tasks(grid, kPacks * V);
-        launch_ahead(call, plan.blocks, plan.block, 0, rms_norm_packs<X, Y, V, kPacks>, grid, plan.threads_per_row, in,
-                     weight, eps, out, rstd);
+        launch_ahead(call, plan.blocks, plan.block, 0, rms_norm_packs<X, Y, V, kPacks>, grid, in, weight, eps,
+                     out, rstd);
       } else {
         rms_norm_any<X, Y>
             <<<blocks_for_any(grid), kGroupedThreads, 0, stream(call)>>>(grid, in, weight, eps, out, rstd);
@@ -277,13 +293,13 @@ SG_REGISTER_KERNEL(kernel);
 
 template <class G, class X, class Out, int V, int P>
 __global__ void __launch_bounds__(kMaxThreads)
-    rms_norm_grad_packs(RowGrid grid, int threads, Rows<const G> dy, Rows<const X> x, Weight weight, const float *rstd,
+    rms_norm_grad_packs(RowGrid grid, Rows<const G> dy, Rows<const X> x, Weight weight, const float *rstd,
                         Rows<const Out> addend, Rows<Out> dx) {
   // Where registers suffice the weight stays in them and the addend comes with the rest; else the weight is read from
   // the caches for each row, and the addend after the sum.
   constexpr bool roomy = P * V <= 8;
   __shared__ float scratch[32];
-  const Share share(threads);
+  const Share share;
   const int n = static_cast<int>(grid.n);
   const float inverse_n = 1.0f / static_cast<float>(n);
   const auto bring = [&](int64_t first) {
@@ -387,8 +403,7 @@ int32_t grad_run(const sg_call *call) {
         const Rows<Out> out = rows_on<Out>(grid, dx);
         const auto go = [&](auto kernel, int elements) {
           const Launch plan = plan_rows(grid, elements);
-          launch_ahead(call, plan.blocks, plan.block, 0, kernel, grid, plan.threads_per_row, g, in, weight, rstd, added,
-                       out);
+          launch_ahead(call, plan.blocks, plan.block, 0, kernel, grid, g, in, weight, rstd, added, out);
         };
         const bool packs = grid.n % V == 0 && can_pack_rows<V>(g) && can_pack_rows<V>(in) && can_pack_rows<V>(added) &&
                            can_pack_rows<V>(out) && weight.packable<V>();
