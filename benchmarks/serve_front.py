@@ -6,8 +6,8 @@
 The server is the one of `surogate serve`, in a process of its own, in front of an engine that computes nothing: every
 ``--step-ms`` each running request gets a token. "request_us" is what the event loop's thread spends on a request whose
 answer is one token, from its connection to its end; "event_us" what it spends on each further token, with so many streams
-at once; "process" is the same of all threads. Processor time depends little on who else uses the machine; "added_ms",
-from the engine's step to the client's read, depends much.
+at once; "process" is the same of all threads; each is the least of several bursts. Processor time depends little on who
+else uses the machine; "added_ms", from the engine's step to the client's read, depends much.
 """
 
 from __future__ import annotations
@@ -123,11 +123,11 @@ def server(step: float, profile: str | None) -> None:
         print(url, flush=True)
         threading.Thread(target=tell, daemon=True).start()
 
-    profiler = cProfile.Profile(time.thread_time)
     app, listener = create_app({model.name: model}, Settings()), listen("127.0.0.1", 0)
     if profile is None:
         run(app, listener, ready)
     else:
+        profiler = cProfile.Profile(time.thread_time)
         profiler.runcall(run, app, listener, ready)
         profiler.dump_stats(profile)
     model.close()
@@ -186,21 +186,25 @@ def measure(server: Server, route: str, streams: int, prompt: int, events: int, 
     endpoint, draw = Endpoint(server.url, route, None), random.Random(prompt)
 
     def seconds(tokens: int, times: int) -> tuple[float, float, list[float]]:
-        bodies = [[body(route, prompt, tokens, draw) for _ in range(streams)] for _ in range(times)]
-        before, delays = server.used(), []
-        timings = [timing for each in bodies for timing in uvloop.run(burst(endpoint, each))]
-        after = server.used()
-        steps = after["steps"]
-        for arrival in (arrival for timing in timings for arrival in timing.arrivals[1:]):
-            delays.append(arrival - steps[bisect.bisect_right(steps, arrival) - 1])
-        return *((after[clock] - before[clock]) / (times * streams) for clock in ("loop", "process")), delays
+        """Least of the bursts, of a stream: of the event loop's thread, of all; and how long tokens were on their way."""
+        loop, process, delays = [], [], []
+        for _ in range(times):
+            bodies = [body(route, prompt, tokens, draw) for _ in range(streams)]
+            before = server.used()
+            timings = uvloop.run(burst(endpoint, bodies))
+            after = server.used()
+            loop.append((after["loop"] - before["loop"]) / streams)
+            process.append((after["process"] - before["process"]) / streams)
+            steps = after["steps"]
+            arrivals = [arrival for timing in timings for arrival in timing.arrivals[1:]]
+            delays += [arrival - steps[bisect.bisect_right(steps, arrival) - 1] for arrival in arrivals]
+        return min(loop), min(process), sorted(delays)
 
     seconds(2, 1)
     loop, process, _ = seconds(1, repetitions)
     found = {"request_us": round(1e6 * loop, 1), "request_process_us": round(1e6 * process, 1)}
     if events:
-        whole, whole_process, delays = seconds(1 + events, 1)
-        delays.sort()
+        whole, whole_process, delays = seconds(1 + events, -(-repetitions // 3))
         found |= {
             "event_us": round(1e6 * (whole - loop) / events, 2),
             "event_process_us": round(1e6 * (whole_process - process) / events, 2),
@@ -215,7 +219,7 @@ def main() -> None:
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 32, 128])
     parser.add_argument("--prompts", type=int, nargs="+", default=[16, 4096], help="tokens, beside 512")
     parser.add_argument("--events", type=int, default=64, help="of a stream")
-    parser.add_argument("--repetitions", type=int, default=6, help="bursts of requests")
+    parser.add_argument("--repetitions", type=int, default=12, help="bursts; a third as many where events are counted")
     parser.add_argument("--step-ms", type=float, default=20.0)
     parser.add_argument("--profile", help="a file for cProfile's figures of the event loop's thread, which cost time")
     parser.add_argument("--serve", help=argparse.SUPPRESS)

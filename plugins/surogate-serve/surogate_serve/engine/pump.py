@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
-from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
@@ -37,7 +36,7 @@ class AsyncMailbox:
 
     def __init__(self) -> None:
         self.event_loop: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
-        self._deltas: deque[Delta] = deque()
+        self._deltas: list[Delta] = []
         self._waiter: asyncio.Future[None] | None = None
         self._dead: str | None = None
 
@@ -56,8 +55,7 @@ class AsyncMailbox:
                 raise EngineDead(self._dead)
             self._waiter = self.event_loop.create_future()
             await self._waiter
-        taken = list(self._deltas)
-        self._deltas.clear()
+        taken, self._deltas = self._deltas, []
         return taken
 
     def _wake(self) -> None:

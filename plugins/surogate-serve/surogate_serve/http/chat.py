@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
@@ -17,6 +16,7 @@ from .chat_messages import Message, template_messages
 from .chat_reply import ChatReply
 from .conversation import Conversation, ask
 from .limits import Settings
+from .log import fresh_id
 from .logprobs import TokenTexts
 from .requests import Chosen, GenerationFields, Strict, exchange_of, json_bytes, read, resolve
 from .schema import json_body
@@ -78,7 +78,7 @@ class ChatRoute:
         conversation = _conversation(request, fields, resolve(self._models, fields.model))
         asked = await ask(conversation, settings)
         reply = ChatReply(
-            id=f"chatcmpl-{uuid.uuid4().hex}",
+            id=f"chatcmpl-{fresh_id()}",
             model=conversation.chosen.name,
             created=int(time.time()),
             choices=fields.choices,

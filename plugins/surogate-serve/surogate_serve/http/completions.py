@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Annotated, Any
@@ -18,6 +17,7 @@ from ..types import Delta, Generation, Prompt, Refused
 from .completions_reply import CompletionReply, Continued
 from .constraints import Wanted, grammar_of
 from .limits import Settings
+from .log import fresh_id
 from .logprobs import TokenTexts
 from .prompts import read_prompts
 from .requests import (
@@ -79,7 +79,7 @@ class CompletionsRoute:
             for prompt, tokens in zip(prompts, rooms, strict=True)
         ]
         reply = CompletionReply(
-            id=f"cmpl-{uuid.uuid4().hex}",
+            id=f"cmpl-{fresh_id()}",
             model=chosen.name,
             created=int(time.time()),
             prompts=[self._continued(fields, chosen, prompt, tokenizer) for prompt in prompts],

@@ -149,7 +149,9 @@ class CompletionReply:
                 if not text and delta.finish is None and not (self._logprobs and logprobs):
                     continue
                 frame = begin % (place * self._keep + delta.choice, quoted(text), lists, finish)
-                yield frame + self._extras(continued, choice, delta) + tail
+                if delta.finish is not None or self._token_ids:
+                    frame += self._extras(choice, delta)
+                yield frame + tail
         if not self.needs_engine:
             for place, continued in enumerate(self._prompts):
                 for i in range(self._keep):
@@ -159,7 +161,7 @@ class CompletionReply:
             yield head + b',"choices":[],"usage":' + json_bytes(usage_body(self._usage())) + b"}\n\n"
         yield DONE
 
-    def _extras(self, continued: Continued, choice: Choice, delta: Delta) -> bytes:
+    def _extras(self, choice: Choice, delta: Delta) -> bytes:
         extras = b""
         if delta.finish is not None and choice.stop is not None:
             extras += b',"stop_reason":' + json_bytes(choice.stop)

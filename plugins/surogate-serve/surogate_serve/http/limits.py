@@ -8,10 +8,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
+import pydantic_core
+
 from ..types import Refused
 
 MAX_ECHO = 200
 """Characters of a request that an error may repeat."""
+_SHAPE, _LONG = bytes.maketrans(b"123456789E", b"000000000e"), b"0" * 300
+"""What numbers look like, and one that has too many digits."""
 APART_BYTES = 32768
 """Of a request from which on its prompt is made in a thread, so that everyone else's streams go on."""
 
@@ -83,7 +87,7 @@ def parse_json(body: bytes, limits: Limits) -> dict[str, Any]:
     """The object that ``body`` holds. Raises `Refused` (400) for what is no JSON object, lies too deep, or has strings
     with NUL or lone surrogates, which no tokenizer takes."""
     try:
-        value = json.loads(body.decode("utf-8"), parse_constant=_no_constant, parse_float=_finite)
+        value = _load(body)
     except UnicodeDecodeError as error:
         raise Refused(f"the body is not UTF-8: byte {error.start} does not fit", 400, "invalid_utf8") from None
     except RecursionError:
@@ -95,9 +99,21 @@ def parse_json(body: bytes, limits: Limits) -> dict[str, Any]:
     if body.count(b"[") + body.count(b"{") > limits.json_depth:
         _check_depth(value, limits)
     # Only an escape can bring what UTF-8 cannot, but for a NUL itself, which the reader of JSON refuses.
-    if b"\\u0000" in body or b"\\ud" in body or b"\\uD" in body:
+    if b"\\" in body and (b"\\u0000" in body or b"\\ud" in body or b"\\uD" in body):
         _check_text(value, "")
     return value
+
+
+def _load(body: bytes) -> Any:
+    """By the reader that is three times as fast, where it takes the body and cannot have made an infinity of a number;
+    else by the one that says exactly what is wrong. Raises ValueError, RecursionError."""
+    shape = body.translate(_SHAPE)
+    if b"e000" not in shape and b"e+000" not in shape and _LONG not in shape:
+        try:
+            return pydantic_core.from_json(body, allow_inf_nan=False)
+        except ValueError:
+            pass
+    return json.loads(body.decode("utf-8"), parse_constant=_no_constant, parse_float=_finite)
 
 
 def _too_deep(limits: Limits) -> Refused:

@@ -5,14 +5,21 @@ from __future__ import annotations
 import contextvars
 import json
 import queue
+import random
 import threading
 import time
-import uuid
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ..types import Refused
+
+_random = random.Random()
+
+
+def fresh_id() -> str:
+    """32 digits that tell one request or answer from all others. Who saw many can guess the next: it opens nothing."""
+    return f"{_random.getrandbits(128):032x}"
 
 
 @dataclass(slots=True, eq=False)
@@ -51,7 +58,7 @@ class Exchange:
 
     @staticmethod
     def new_id() -> str:
-        return f"req_{uuid.uuid4().hex}"
+        return f"req_{fresh_id()}"
 
     def line(self, with_prompt: bool) -> dict[str, Any]:
         """What the log says of it. Seconds with microseconds; nothing of the prompt unless asked for."""

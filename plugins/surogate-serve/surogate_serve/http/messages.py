@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
@@ -14,6 +13,7 @@ from starlette.responses import Response
 from ..types import Refused
 from .conversation import Conversation, ask, prompt_of
 from .limits import Settings
+from .log import fresh_id
 from .messages_input import Block, InputMessage, InputTool, InputToolChoice, template_messages, tool_choice_of, tools_of
 from .messages_stream import MessageReply
 from .requests import GenerationFields, ModelName, Strict, exchange_of, json_bytes, read, resolve
@@ -83,7 +83,7 @@ class MessagesRoute:
         asked = await ask(conversation, settings)
         reply = MessageReply(
             asked,
-            id=f"msg_{uuid.uuid4().hex}",
+            id=f"msg_{fresh_id()}",
             model=conversation.chosen.name,
             request_id=exchange.request_id,
             thinking=bool(conversation.thinking),

@@ -21,6 +21,7 @@ from .log import Exchange
 FINGERPRINT = f"surogate-{version('surogate-serve')}"
 """What `system_fingerprint` says: with the same one, and the same model and options, a seed gives the same text."""
 _SEED_LIMIT = 1 << 64
+_ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 
 
 class Strict(pydantic.BaseModel):
@@ -241,4 +242,4 @@ def needed(value: Any, path: str, name: str) -> Any:
 
 def json_bytes(value: Any) -> bytes:
     """JSON without spaces, in ASCII."""
-    return json.dumps(value, separators=(",", ":"), allow_nan=False).encode("ascii")
+    return _ENCODER.encode(value).encode("ascii")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import types
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from collections.abc import AsyncGenerator, Callable, Generator
 from json.encoder import encode_basestring_ascii
-from typing import Any
+from typing import Any, NoReturn
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -41,33 +41,6 @@ def event_frame(event: str, json_text: bytes) -> bytes:
     return b"event: " + event.encode() + b"\ndata: " + json_text + b"\n\n"
 
 
-@types.coroutine
-def _await_flushing(awaitable: Awaitable[Any], flush: Callable[[], Awaitable[None]]) -> Generator[Any, Any, Any]:
-    """Awaits, and calls ``flush`` only where that has to wait. So frames that are ready together leave in one write,
-    and no frame waits for the next."""
-    steps = awaitable.__await__()
-    try:
-        waits_for = steps.send(None)
-    except StopIteration as stop:
-        return stop.value
-    try:
-        yield from flush().__await__()
-    except BaseException as error:
-        _throw_into(steps, error)
-        raise
-    while True:
-        try:
-            value = yield waits_for
-        except BaseException as error:
-            step, argument = steps.throw, error
-        else:
-            step, argument = steps.send, value
-        try:
-            waits_for = step(argument)
-        except StopIteration as stop:
-            return stop.value
-
-
 def _throw_into(steps: Generator[Any, Any, Any], error: BaseException) -> None:
     """Ends what was being awaited; it may not go on waiting."""
     try:
@@ -79,7 +52,7 @@ def _throw_into(steps: Generator[Any, Any, Any], error: BaseException) -> None:
 
 class EventStream(Response):
     """An answer of frames. Its headers leave with the first of them, so that what goes wrong before is raised, and has
-    a status of its own; or with a comment, where there is none for longer than a client should be without a sign of life.
+    a status of its own; or with a comment, where no frame came for too long.
 
     ``ending(refused)``: the frames that end a stream in an error, after its headers were sent.
     """
@@ -119,12 +92,10 @@ class EventStream(Response):
 
     async def _frames_to_buffer(self) -> None:
         """Sends all but the last, which it leaves there."""
-        frames, buffer = self._frames, self._buffer
         try:
-            while True:
-                buffer.append(await _await_flushing(frames.__anext__(), self._flush))
+            await self._read_all()
         except StopAsyncIteration:
-            if not self._started and not buffer:
+            if not self._told:
                 raise RuntimeError("a stream without frames") from None
         except Refused as refused:
             self._fail(refused)
@@ -138,6 +109,33 @@ class EventStream(Response):
             logger.exception("request %s: the stream failed", self._exchange.request_id)
             self._fail(Refused("the server failed while it answered", 500, "internal_error"))
 
+    @types.coroutine
+    def _read_all(self) -> Generator[Any, Any, NoReturn]:
+        """Reads frames into the buffer, and sends that only where the next frame has to be waited for. So frames that
+        are ready together leave in one write, and no frame waits for the next. Ends with what the generator raises."""
+        frames, buffer = self._frames, self._buffer
+        while True:
+            step = frames.__anext__()
+            try:
+                waits_for = step.send(None)
+                if buffer:
+                    body = b"".join(buffer)
+                    buffer.clear()
+                    try:
+                        yield from self._write(body)
+                    except BaseException as error:
+                        _throw_into(step, error)
+                        raise
+                while True:
+                    try:
+                        value = yield waits_for
+                    except BaseException as error:
+                        waits_for = step.throw(error)
+                    else:
+                        waits_for = step.send(value)
+            except StopIteration as stop:
+                buffer.append(stop.value)
+
     @property
     def _told(self) -> bool:
         """Whether an error can only be told within the stream."""
@@ -149,19 +147,10 @@ class EventStream(Response):
         self._exchange.error = refused.message
         self._buffer.append(self._ending(refused))
 
-    async def _flush(self) -> None:
-        if self._buffer:
-            body = b"".join(self._buffer)
-            self._buffer.clear()
-            await self._write(body)
-
     async def _write(self, body: bytes, more: bool = True) -> None:
-        if self._comment is not None:
+        if self._comment is not None and asyncio.current_task() is not self._comment:
             await asyncio.wait({self._comment})
             self._comment = None
-        await self._write_now(body, more)
-
-    async def _write_now(self, body: bytes, more: bool = True) -> None:
         self._sending_since = self._last_sent = self._loop.time()
         if not self._started:
             self._started = True
@@ -179,4 +168,4 @@ class EventStream(Response):
                 self._exchange.let_go = True
                 self._task.cancel()
         elif now - self._last_sent >= self._limits.keep_alive_seconds:
-            self._comment = self._loop.create_task(self._write_now(COMMENT))
+            self._comment = self._loop.create_task(self._write(COMMENT))
