@@ -5,10 +5,10 @@
     python benchmarks/peers_cuda.py llama-3.1-8b --full --apart                # one process at a time: all memory
     python benchmarks/peers_cuda.py tiny --device cpu --sequence-len 64 --rounds 2 --steps 1
 
-A contender is a process that prepares, warms up, and then waits (peers all at once, after ours): at its turn it runs one
-step unmeasured and some measured ones by the clock. With --apart it is started for every turn and gone before the next.
-A step is accumulation x (forward and backward of a micro-batch), clipping to norm 1, AdamW. Random weights of a preset's
-shape, random tokens, all of them targets.
+A contender is a process that prepares, warms up, and then waits (peers all at once, after ours): at its turn it runs
+one step unmeasured and some measured ones by the clock. With --apart it is started for every turn and gone before the
+next. A step is accumulation x (forward and backward of a micro-batch), clipping to norm 1, AdamW. Random weights of a
+preset's shape, random tokens, all of them targets.
 
     ours           what `surogate bench train` runs; by default recipe pure_bf16, as peers' residual stream is bf16
                    too; with --full masters and states in bf16, rounded stochastically
@@ -27,6 +27,7 @@ from __future__ import annotations
 import argparse
 import functools
 import importlib.util
+import inspect
 import json
 import os
 import statistics
@@ -378,7 +379,8 @@ def compiled_model(args: argparse.Namespace) -> tuple[Any, Callable[[Any], Any]]
         import liger_kernel.transformers
 
         apply = getattr(liger_kernel.transformers, f"apply_liger_kernel_to_{model.config.model_type}")
-        apply(rope=False, rms_norm=False, swiglu=False, fused_linear_cross_entropy=True, model=model)
+        others = {name: False for name, each in inspect.signature(apply).parameters.items() if each.default is True}
+        apply(**others | {"fused_linear_cross_entropy": True}, model=model)  # the rest is the compiler's
     layers = list(decoder.layers)
     if not args.full:
         from peft import LoraConfig, get_peft_model
