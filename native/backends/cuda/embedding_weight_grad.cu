@@ -5,12 +5,14 @@
 // fixed by the tokens alone:
 //   1. sort_tiles   tiles of 512 keys (token, position), of 2048 where there are many, are sorted in shared memory
 //   2. rank_keys    a key's place is its place in its tile plus, from a binary search in every other tile, the number
-//                   of keys below it. Lanes of a warp search tiles side by side.
+//                   of keys below it. Lanes of a warp search tiles side by side. Rows that sum_runs begins with are
+//                   asked for as soon as their places are known.
 //   3. sum_runs     the sorted keys are cut into segments of 32. A warp adds the rows of a segment, in order, for some
 //                   columns; runs of one token that lie within go to dweight at once. A run that begins before the
 //                   segment leaves its part in heads[segment], one that begins here and goes on in tails[segment].
 //   4. join_runs    where a run crosses segments: its tail and the heads that follow, in order.
 // So a token that fills the batch (padding) is summed by as many warps as any other tokens.
+#include "prefetch.cuh"
 #include "vectors.cuh"
 
 namespace sg::cuda {
@@ -26,6 +28,7 @@ constexpr int64_t kMostInSmallTiles = 32 * kSmallTile;
 constexpr int kSegment = 32;      // keys, one a lane
 constexpr int kColumns = 32 * 8;  // of a warp: eight a lane, as two packs of four half of this apart
 constexpr int kRowsInFlight = 4;
+constexpr int kSumBlocks = 2;     // of sum_runs on a multiprocessor, by their registers
 
 __device__ inline uint32_t token_of(Key key) { return static_cast<uint32_t>(key >> 32); }
 __device__ inline int64_t position_of(Key key) { return static_cast<int64_t>(key & 0xffffffffu); }
@@ -65,9 +68,22 @@ __global__ void __launch_bounds__(kTile / 2)
   }
 }
 
+// The rows of dy and dweight, and the places whose keys' rows come first: those that a warp of sum_runs begins with.
+struct FirstRows {
+  const char *dy, *dweight;
+  uint32_t dy_bytes, dweight_bytes;  // of a row
+  int64_t places;                    // beyond these the warps of sum_runs do not run at once; 0: rows are no packs
+};
+__device__ inline void bring_rows_of(const FirstRows &rows, Key key, int64_t place) {
+  if (place >= rows.places || place % kSegment >= kRowsInFlight || token_of(key) == kNoToken) return;
+  bring_closer(rows.dy + position_of(key) * rows.dy_bytes, rows.dy_bytes);
+  bring_closer(rows.dweight + static_cast<int64_t>(token_of(key)) * rows.dweight_bytes, rows.dweight_bytes);
+}
+
 // A warp places one key.
 template <int kTile>
-__global__ void __launch_bounds__(kWarpTaskThreads) rank_keys(const Key *tiles, int64_t num_tokens, Key *sorted) {
+__global__ void __launch_bounds__(kWarpTaskThreads)
+    rank_keys(const Key *tiles, int64_t num_tokens, FirstRows rows, Key *sorted) {
   wait_for_kernels_ahead();
   const int64_t index = warp_task();
   if (index >= num_tokens) return;
@@ -91,7 +107,10 @@ __global__ void __launch_bounds__(kWarpTaskThreads) rank_keys(const Key *tiles, 
     below += first;
   }
   below = __reduce_add_sync(0xffffffffu, below);
-  if (lane_index() == 0) sorted[index % kTile + below] = key;
+  if (lane_index() != 0) return;
+  const int64_t place = index % kTile + below;
+  sorted[place] = key;
+  bring_rows_of(rows, key, place);
 }
 
 struct Sizes {
@@ -241,6 +260,16 @@ void sum_rows(const sg_call *call, const Sizes &sizes, const Key *sorted, const 
   launch_ahead(call, blocks, kWarpTaskThreads, 0, join_runs<packed>, sizes, sorted, scale, dweight, heads, tails);
 }
 
+FirstRows first_rows(const sg_call *call, const Sizes &sizes) {
+  const sg_tensor *dy = input(call, 1), *dweight = output(call, 0);
+  const auto dy_bytes = static_cast<uint32_t>(sizes.width * (dy->dtype == SG_BF16 ? 2 : 4));
+  const auto dweight_bytes = static_cast<uint32_t>(sizes.width * 4);
+  const auto *from = static_cast<const char *>(dy->data), *to = static_cast<const char *>(dweight->data);
+  const bool packs = (reinterpret_cast<uintptr_t>(from) | reinterpret_cast<uintptr_t>(to) | dy_bytes) % 16 == 0;
+  const int64_t warps = device().units * kSumBlocks * (kWarpTaskThreads / 32);
+  return {from, to, dy_bytes, dweight_bytes, packs ? ceil_div(warps, sizes.column_chunks) * kSegment : 0};
+}
+
 // Leaves all keys in order, in one of the two places for them in the workspace.
 template <int kTile>
 const Key *sort_keys(const sg_call *call, const Sizes &sizes) {
@@ -251,7 +280,7 @@ const Key *sort_keys(const sg_call *call, const Sizes &sizes) {
                output(call, 0)->shape[0], tiles);
   if (num_tiles == 1) return tiles;
   launch_ahead(call, warp_task_blocks(sizes.tokens), kWarpTaskThreads, 0, rank_keys<kTile>, tiles, sizes.tokens,
-               ranked);
+               first_rows(call, sizes), ranked);
   return ranked;
 }
 

@@ -174,7 +174,8 @@ constexpr int pack_size() {
 
 // ---- rms_norm(x[..., N], weight[N]) -> y[..., N], rstd[...]?
 
-// y = held * rstd * (weight + offset). The weights of half of the packs are under way together: registers go no further.
+// y = held * rstd * (weight + offset). The weights of half of the packs are under way together: registers go no
+// further.
 template <class Y, class X, class W, int V, int P>
 __device__ inline void store_scaled(const Held<X, V, P> &held, const W *weight, float offset, float rstd,
                                     const Share &share, int limit, Y *y) {
