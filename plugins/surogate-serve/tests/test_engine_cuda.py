@@ -53,7 +53,8 @@ def answers(model: ServedModel, prompts: list[list[int]], names: list[str | None
 @pytest.mark.parametrize("dtype", ["bf16", "q8_0", "q4_1"])
 def test_batches_caches_and_adapters(folder, adapters, tmp_path, dtype):
     """The same requests alone, all at once, and from the cache: as long as two agree on the tokens, they agree on what
-    these are worth."""
+    these are worth. Steps of few tokens look up embeddings in blocks, others in a copy that is rounded to bf16: of a model as
+    small as this, that alone is worth half of a log-probability now and then."""
     path = folder
     if dtype != "bf16":
         path = tmp_path / "model.gguf"
@@ -68,7 +69,8 @@ def test_batches_caches_and_adapters(folder, adapters, tmp_path, dtype):
             for index, (one, other) in enumerate(zip(alone, again, strict=True)):
                 same = next((i for i in range(40) if one[i][0] != other[i][0]), 40)
                 assert same > 0, f"request {index} begins otherwise"
-                np.testing.assert_allclose([p for _, p in one[:same]], [p for _, p in other[:same]], atol=0.3)
+                apart = np.abs(np.subtract([p for _, p in one[:same]], [p for _, p in other[:same]]))
+                assert apart.max() < (0.3 if dtype == "bf16" else 0.8) and apart.mean() < 0.06, index
         assert model.stats()["cached_tokens"] > 0
         vectors = asyncio.run(model.embed(prompts))
         apart = np.concatenate([asyncio.run(model.embed([prompt])) for prompt in prompts])
