@@ -14,8 +14,8 @@
 namespace sg::cuda {
 namespace {
 
-template <bool packed, class Y>
-__global__ void __launch_bounds__(kFewThreads, 2)
+template <bool packed, int blocks, class Y>
+__global__ void __launch_bounds__(kFewThreads, blocks)
     linear_few_kernel(FewProblem p, int64_t weight_stride, const bf16 *x, const bf16 *weight, const Y *addend, Y *y) {
   __shared__ float partial[kFewWarps][kFewRows * kFewStride];
   const FewSlice slice(p.tokens);
@@ -33,7 +33,7 @@ __global__ void __launch_bounds__(kFewThreads, 2)
   const bool is_token = token < p.tokens;
   x += is_token ? token * p.x_stride : 0;
   float sums[4] = {};
-  multiply_few<packed>(rows, k, [&](int at) {
+  multiply_few<packed, blocks>(rows, k, [&](int at) {
     return load_terms<packed, false>(x + at, is_token ? k - at : 0);
   }, sums);
   leave_sums(sums, partial[threadIdx.x / 32]);
@@ -56,8 +56,10 @@ void launch(const sg_call *call, const FewProblem &p) {
   const int64_t stride = weight->strides[0];
   const bool packed =
       p.k % 8 == 0 && can_pack<8>(x, p.tokens > 1 ? p.x_stride : 0) && can_pack<8>(rows, p.n > 1 ? stride : 0);
-  const auto kernel = packed ? linear_few_kernel<true, Y> : linear_few_kernel<false, Y>;
   const int64_t blocks = ceil_div(p.n, kFewRows) * few_slices(p.tokens);
+  const auto kernel = !packed                                               ? linear_few_kernel<false, kFewBlocks, Y>
+                      : few_blocks_of_unit(blocks, p.k) == kMostFewBlocks ? linear_few_kernel<true, kMostFewBlocks, Y>
+                                                                            : linear_few_kernel<true, kFewBlocks, Y>;
   launch_ahead(call, static_cast<unsigned>(blocks), kFewThreads, 0, kernel, p, stride, x, rows,
                data<const Y>(input(call, 3)), data<Y>(output(call, 0)));
 }

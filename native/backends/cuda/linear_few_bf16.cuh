@@ -46,18 +46,33 @@ struct FewWeights {
   }
 };
 
-// sums = this warp's part of kFewRows rows times the tokens: warps take groups of terms in turn. The next group is on its
-// way while one is multiplied. terms(at) gives the eight of this lane's token from `at` on, zeros from k on.
-template <bool packed, class Terms>
+// How many blocks of a multiprocessor there is room for. Two: the next group of terms is on its way while one is
+// multiplied. Three: it is not, and a group's registers are free for another block.
+constexpr int kFewBlocks = 2, kMostFewBlocks = 3;
+
+// Three where warps have one group each, or where they make one wave of what would be more than one of two.
+inline int few_blocks_of_unit(int64_t blocks, int64_t k) {
+  const int64_t units = device().units;
+  const bool one_wave = blocks > kFewBlocks * units && blocks <= kMostFewBlocks * units;
+  return one_wave || k <= kFewWarps * kGroup ? kMostFewBlocks : kFewBlocks;
+}
+
+// sums = this warp's part of kFewRows rows times the tokens: warps take groups of terms in turn. terms(at) gives the
+// eight of this lane's token from `at` on, zeros from k on.
+template <bool packed, int blocks, class Terms>
 __device__ __forceinline__ void multiply_few(const bf16 *const (&rows)[2], int k, Terms &&terms, float (&sums)[4]) {
   constexpr int kStep = kFewWarps * kGroup;
+  constexpr bool kAhead = blocks == kFewBlocks;
   int at = static_cast<int>(threadIdx.x) / 32 * kGroup + 8 * (lane_index() % 4);
-  FewWeights now;
-  now.load<packed>(rows, at, k);
+  FewWeights now, next;
+  if constexpr (kAhead) now.load<packed>(rows, at, k);
 #pragma unroll 2
   for (; at / kGroup * kGroup < k; at += kStep) {
-    FewWeights next;
-    next.load<packed>(rows, at + kStep, k);
+    if constexpr (kAhead) {
+      next.load<packed>(rows, at + kStep, k);
+    } else {
+      now.load<packed>(rows, at, k);
+    }
     uint4 column[kChunks];
 #pragma unroll
     for (int j = 0; j < kChunks; ++j) column[j] = terms(at + j * kChunk);
@@ -67,7 +82,7 @@ __device__ __forceinline__ void multiply_few(const bf16 *const (&rows)[2], int k
       multiply_fragments(sums, {low.x, high.x, low.y, high.y}, column[j].x, column[j].y);
       multiply_fragments(sums, {low.z, high.z, low.w, high.w}, column[j].z, column[j].w);
     }
-    now = next;
+    if constexpr (kAhead) now = next;
   }
 }
 

@@ -20,7 +20,6 @@ namespace {
 
 constexpr int kMostShared = 200 << 10;         // bytes of normed tokens
 constexpr int kSharedOfUnit = 220 << 10;       // of all blocks of a multiprocessor
-constexpr int kMostBlocksOfUnit = 2;
 
 enum Activation : int { kNone, kSilu, kGeluTanh, kGelu };
 
@@ -121,8 +120,8 @@ __device__ inline float activated(Activation activation, float x) {
   return activation == kSilu ? Silu::value(x) : activation == kGeluTanh ? GeluTanh::value(x) : Gelu::value(x);
 }
 
-template <bool gated, bool packed, class X>
-__global__ void __launch_bounds__(kFewThreads, kMostBlocksOfUnit)
+template <bool gated, bool packed, int blocks, class X>
+__global__ void __launch_bounds__(kFewThreads, blocks)
     rms_norm_linear_few(NormedProblem p, int64_t tiles, const X *x, const bf16 *weight, void *y, bool to_bf16) {
   extern __shared__ __align__(16) bf16 terms[];
   __shared__ float partial[2][kFewWarps][kFewRows * kFewStride], squares[kFewWarps][kFewTokens];
@@ -146,7 +145,7 @@ __global__ void __launch_bounds__(kFewThreads, kMostBlocksOfUnit)
     const bf16 *const rows[2] = {weight + tile.weight_row(group) * p.weight_stride,
                                  weight + tile.weight_row(group + 8) * p.weight_stride};
     float sums[4] = {};
-    multiply_few<packed>(rows, k, [&](int at) {
+    multiply_few<packed, blocks>(rows, k, [&](int at) {
       return group < count && at < k ? *reinterpret_cast<const uint4 *>(mine + at) : uint4{};
     }, sums);
     leave_sums(sums, partial[buffer][threadIdx.x / 32]);
@@ -216,17 +215,17 @@ int32_t supports(const sg_call *call) {
   return read_normed(call, &p) ? 10 : 0;
 }
 
-template <bool gated, bool packed, class X>
-void launch_packed(const sg_call *call, const NormedProblem &p) {
+template <bool gated, bool packed, int most, class X>
+void launch_blocks(const sg_call *call, const NormedProblem &p) {
   const FewProblem &product = p.product;
   const sg_tensor *y = output(call, 0);
   const int64_t tiles = ceil_div(gated ? product.n / 2 : product.n, Tile<gated>::kColumns);
   const int64_t slices = ceil_div(product.tokens, p.slice);
   const int shared = 2 * p.padded * std::min(p.slice, product.tokens);
   constexpr int kOwn = 2 * kFewWarps * kFewRows * kFewStride * 4;  // bytes that a block takes besides
-  const int64_t of_unit = std::clamp(kSharedOfUnit / (shared + kOwn), 1, kMostBlocksOfUnit);
+  const int64_t of_unit = std::clamp(kSharedOfUnit / (shared + kOwn), 1, most);
   const int64_t blocks = std::min(tiles, ceil_div(of_unit * device().units, slices)) * slices;
-  const auto kernel = rms_norm_linear_few<gated, packed, X>;
+  const auto kernel = rms_norm_linear_few<gated, packed, most, X>;
   cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
   launch_ahead(call, static_cast<unsigned>(blocks), kFewThreads, static_cast<size_t>(shared), kernel, p, tiles,
                data<const X>(input(call, 0)), data<const bf16>(input(call, 2)), y->data, y->dtype == SG_BF16);
@@ -239,10 +238,12 @@ void launch(const sg_call *call, const NormedProblem &p) {
                       can_pack<8>(data<const X>(input(call, 0)), product.tokens > 1 ? product.x_stride : 0) &&
                       can_pack<8>(data<const bf16>(input(call, 2)), product.n > 1 ? p.weight_stride : 0) &&
                       p.norm.packable<8>();
-  if (packed) {
-    launch_packed<gated, true, X>(call, p);
+  if (!packed) {
+    launch_blocks<gated, false, kFewBlocks, X>(call, p);
+  } else if (few_blocks_of_unit(ceil_div(product.n, kFewRows), product.k) == kMostFewBlocks) {
+    launch_blocks<gated, true, kMostFewBlocks, X>(call, p);
   } else {
-    launch_packed<gated, false, X>(call, p);
+    launch_blocks<gated, true, kFewBlocks, X>(call, p);
   }
 }
 
