@@ -33,6 +33,7 @@ __global__ void __launch_bounds__(kSumThreads, kSumBlocks)
   const int first_rows = left < kRows * kSumGroups ? static_cast<int>(left) : kRows * kSumGroups;
   bring_rows<kSumThreads, kSumColumns * sizeof(T)>(dy + task.begin * width + task.base, stride, first_rows,
                                                    stride - task.base * static_cast<int64_t>(sizeof(T)));
+  if (threadIdx.x < kSumColumns && task.base + threadIdx.x < width) bring_closer(dbias + task.base + threadIdx.x);
   wait_for_kernels_ahead();
   float sums[kSumEach] = {};
   int64_t row = task.begin + task.group;

@@ -34,6 +34,7 @@ struct Weight {
 #pragma unroll
     for (int i = 0; i < V; ++i) to[i] += offset;
   }
+  __device__ int element_bytes() const { return dtype == SG_F32 ? 4 : 2; }
   template <int V>
   bool packable() const {
     return dtype == SG_F32 ? can_pack<V>(static_cast<const float *>(data), 0)

@@ -108,6 +108,14 @@ __device__ inline void bring_block(const RowGrid &grid, const Share &share, cons
   if ((reinterpret_cast<uintptr_t>(from) | bytes) % 16 == 0) bring_closer(from, bytes);
 }
 
+// One block asks for a vector that all of them read.
+__device__ inline void bring_vector(const void *data, int64_t bytes) {
+  if (blockIdx.x != 0 || threadIdx.x != 0 || threadIdx.y != 0) return;
+  if ((reinterpret_cast<uintptr_t>(data) | static_cast<uintptr_t>(bytes)) % 16 == 0) {
+    bring_closer(data, static_cast<uint32_t>(bytes));
+  }
+}
+
 // A thread's packs of the row; zeros from column n on. Loads of several operands go before the first `floats`, so that
 // they are under way together.
 template <class T, int V, int P>
@@ -207,6 +215,7 @@ __global__ void __launch_bounds__(kMaxThreads)
   __shared__ float scratch[32];
   const Share share;
   bring_block(grid, share, x, static_cast<int64_t>(blockIdx.x) * share.rows);
+  bring_vector(weight.data, grid.n * weight.element_bytes());
   const int64_t row = static_cast<int64_t>(blockIdx.x) * share.rows + share.row;
   const int limit = row < grid.rows ? static_cast<int>(grid.n) : 0;
   const Place place = locate(grid, row);
@@ -309,6 +318,8 @@ __global__ void __launch_bounds__(kMaxThreads)
     bring_block(grid, share, addend, first);
   };
   bring(static_cast<int64_t>(blockIdx.x) * share.rows);
+  bring_vector(weight.data, grid.n * weight.element_bytes());
+  bring_vector(rstd, grid.rows * static_cast<int64_t>(sizeof(float)));
   wait_for_kernels_ahead();
   float factor[P][V];
   if constexpr (roomy) load_weight<V, P>(weight, share, n, factor);

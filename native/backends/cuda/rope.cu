@@ -37,7 +37,23 @@ struct Heads {
   int heads, dim, half;
   int turning;  // threads that a head needs for its pairs
   int threads;  // the same, with those that copy dims past R
+  int table_share;  // rows of the table that a block asks for: 0 where tokens may need few of them
 };
+
+// One thread of a token asks for the token's heads in its block, and one of the block for what all of them wait for
+// next: positions, and a share of the table.
+template <class T>
+__device__ inline void bring_operands(const Heads &shape, const T *heads, int count, const int32_t *position,
+                                      const float *table) {
+  if (threadIdx.x != 0 || threadIdx.y != 0) return;
+  bring_closer(heads, static_cast<uint32_t>(count * shape.dim * sizeof(T)));
+  if (threadIdx.z != 0) return;
+  bring_closer(position);
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * shape.table_share, left = shape.table_rows - first;
+  if (blockIdx.y != 0 || blockIdx.z != 0 || shape.table_share == 0 || left <= 0) return;
+  const int64_t rows = left < shape.table_share ? left : shape.table_share;
+  bring_closer(table + first * shape.half * 2, static_cast<uint32_t>(rows * shape.half * 2 * sizeof(float)));
+}
 
 template <class T, int V, bool interleaved>
 __global__ void __launch_bounds__(kThreads, 4)
@@ -52,9 +68,9 @@ __global__ void __launch_bounds__(kThreads, 4)
   const int right = interleaved ? V : shape.half;
   const int64_t first = static_cast<int64_t>(head) * shape.dim + left;
   const T *in = x.data + token * x.stride + first;
-  if (V > 1 && heads > 0 && threadIdx.x == 0 && threadIdx.y == 0) {  // the token's heads in this block
+  if (V > 1 && heads > 0) {
     const int all = min(shape.heads - head, static_cast<int>(blockDim.y) * kHeads);
-    bring_closer(in - left, static_cast<uint32_t>(all * shape.dim * sizeof(T)));
+    bring_operands(shape, in - left, all, positions + token, table);
   }
   wait_for_kernels_ahead();
   Pack<T, V> left_packs[kHeads], right_packs[kHeads];
@@ -93,6 +109,8 @@ int32_t run_packs(const sg_call *call, Heads shape, const Rows<const T> &x, cons
   const dim3 blocks(static_cast<unsigned>(ceil_div(shape.tokens, tokens)),
                     static_cast<unsigned>(ceil_div(groups, along)),
                     static_cast<unsigned>(ceil_div(shape.threads, lanes)));
+  const bool needs_all = shape.half > 0 && shape.table_rows <= shape.tokens;
+  shape.table_share = needs_all ? static_cast<int>(ceil_div(shape.table_rows, blocks.x)) : 0;
   const int32_t *positions = data<int32_t>(input(call, 1));
   const float *table = data<float>(input(call, 2));
   const float sign = attr_int(call, "inverse", 0) != 0 ? -1.0f : 1.0f;
@@ -111,7 +129,7 @@ int32_t run(const sg_call *call) {
   const sg_tensor *x = input(call, 0), *table = input(call, 2), *y = output(call, 0);
   const int64_t heads = x->shape[1], dim = x->shape[2], half = table->shape[1];
   const Heads shape{x->shape[0], table->shape[0], static_cast<int>(heads), static_cast<int>(dim),
-                    static_cast<int>(half), 0, 0};
+                    static_cast<int>(half), 0, 0, 0};
   int32_t status = SG_OK;
   with_type(x, [&]<class T>(T) {
     constexpr int V = 16 / static_cast<int>(sizeof(T));
