@@ -3,10 +3,12 @@
 //
 // Floor: dy once, and a row of dweight read and written for each distinct token. No atomics, and sums whose order is
 // fixed by the tokens alone:
-//   1. sort_tiles   tiles of 512 keys (token, position), of 2048 where there are many, are sorted in shared memory
+//   1. rank_tokens  up to 8192 keys (token, position): the place of a key is the number of keys below it, counted.
+//                   These are T^2 comparisons, which take a device about a microsecond at 4096.
+//   1. sort_tiles   more keys: tiles of 512, of 2048 where there are many, are sorted in shared memory
 //   2. rank_keys    a key's place is its place in its tile plus, from a binary search in every other tile, the number
-//                   of keys below it. Lanes of a warp search tiles side by side. Rows that sum_runs begins with are
-//                   asked for as soon as their places are known.
+//                   of keys below it. Lanes of a warp search tiles side by side.
+//                   Rows that sum_runs begins with are asked for as soon as their places are known.
 //   3. sum_runs     the sorted keys are cut into segments of 32. A warp adds the rows of a segment, in order, for some
 //                   columns; runs of one token that lie within go to dweight at once. A run that begins before the
 //                   segment leaves its part in heads[segment], one that begins here and goes on in tails[segment].
@@ -20,11 +22,13 @@ namespace {
 
 using Key = unsigned long long;  // token << 32 | position; a token outside the table sorts behind all others
 constexpr Key kNoKey = ~0ull;
-constexpr uint32_t kNoToken = 0xffffffffu;
+constexpr uint32_t kNoToken = 0xffffffffu, kBehindAll = 0x7fffffffu;  // the same in 31 bits; no table is that long
 // A tile is sorted by half as many threads, which meet after each of its steps: small tiles take a fifth of the time of
 // large ones, as long as a lane of rank_keys has one of them to search. The order of all keys is the same.
 constexpr int kSmallTile = 512, kLargeTile = 2048;
 constexpr int64_t kMostInSmallTiles = 32 * kSmallTile;
+constexpr int kMostCounted = 8192;  // keys; 32 KB of tokens in shared memory
+constexpr int kCountedEach = 4;     // of a warp
 constexpr int kSegment = 32;      // keys, one a lane
 constexpr int kColumns = 32 * 8;  // of a warp: eight a lane, as two packs of four half of this apart
 constexpr int kRowsInFlight = 4;
@@ -32,6 +36,11 @@ constexpr int kSumBlocks = 2;     // of sum_runs on a multiprocessor, by their r
 
 __device__ inline uint32_t token_of(Key key) { return static_cast<uint32_t>(key >> 32); }
 __device__ inline int64_t position_of(Key key) { return static_cast<int64_t>(key & 0xffffffffu); }
+
+// A token of the table; any other sorts behind all of them.
+__device__ inline uint32_t known_token(int64_t token, int64_t vocabulary) {
+  return token >= 0 && token < vocabulary ? static_cast<uint32_t>(token) : kNoToken;
+}
 
 // A bitonic network; every block sorts one tile.
 template <int kTile>
@@ -45,9 +54,7 @@ __global__ void __launch_bounds__(kTile / 2)
     const int64_t t = begin + i;
     Key key = kNoKey;
     if (t < num_tokens) {
-      const int64_t token = tokens[t];
-      const uint32_t known = token >= 0 && token < vocabulary ? static_cast<uint32_t>(token) : kNoToken;
-      key = static_cast<Key>(known) << 32 | static_cast<Key>(t);
+      key = static_cast<Key>(known_token(tokens[t], vocabulary)) << 32 | static_cast<Key>(t);
     }
     keys[i] = key;
   }
@@ -78,6 +85,52 @@ __device__ inline void bring_rows_of(const FirstRows &rows, Key key, int64_t pla
   if (place >= rows.places || place % kSegment >= kRowsInFlight || token_of(key) == kNoToken) return;
   bring_closer(rows.dy + position_of(key) * rows.dy_bytes, rows.dy_bytes);
   bring_closer(rows.dweight + static_cast<int64_t>(token_of(key)) * rows.dweight_bytes, rows.dweight_bytes);
+}
+
+// How many of tokens [begin, end) are below each of a warp's tokens (`next` 0) or not above them (1): by the sign of a
+// difference of 31 bits, which takes two instructions where a comparison takes three.
+__device__ inline void count_below(const uint32_t *tokens, int begin, int end, const uint32_t (&own)[kCountedEach],
+                                   uint32_t next, uint32_t (&below)[kCountedEach]) {
+#pragma unroll 8
+  for (int i = begin + lane_index(); i < end; i += 32) {
+    const uint32_t token = tokens[i];
+#pragma unroll
+    for (int k = 0; k < kCountedEach; ++k) below[k] += (token - (own[k] + next)) >> 31;
+  }
+}
+
+// A warp places kCountedEach keys that lie side by side.
+__global__ void __launch_bounds__(kWarpTaskThreads)
+    rank_tokens(const int32_t *tokens, int num_tokens, int64_t vocabulary, FirstRows rows, Key *sorted) {
+  __shared__ uint32_t known[kMostCounted];
+  constexpr int kOfBlock = kWarpTaskThreads / 32 * kCountedEach;
+  const int mine = static_cast<int>(blockIdx.x) * kOfBlock + static_cast<int>(threadIdx.x);
+  if (threadIdx.x < kOfBlock && mine < num_tokens) bring_closer(tokens + mine);
+  wait_for_kernels_ahead();
+  for (int i = threadIdx.x; i < num_tokens; i += kWarpTaskThreads) {
+    known[i] = min(known_token(tokens[i], vocabulary), kBehindAll);
+  }
+  __syncthreads();
+  const int first = static_cast<int>(warp_task()) * kCountedEach, last = min(first + kCountedEach, num_tokens);
+  if (first >= num_tokens) return;
+  uint32_t own[kCountedEach], below[kCountedEach] = {};
+#pragma unroll
+  for (int k = 0; k < kCountedEach; ++k) own[k] = first + k < last ? known[first + k] : kBehindAll;
+  count_below(known, 0, first, own, 1, below);
+  count_below(known, last, num_tokens, own, 0, below);
+#pragma unroll
+  for (int k = 0; k < kCountedEach; ++k) {
+    uint32_t place = __reduce_add_sync(0xffffffffu, below[k]);
+#pragma unroll
+    for (int other = 0; other < kCountedEach; ++other) {
+      place += own[other] < own[k] || (other < k && own[other] == own[k]);
+    }
+    if (lane_index() != k || first + k >= last) continue;
+    const uint32_t token = own[k] == kBehindAll ? kNoToken : own[k];
+    const Key key = static_cast<Key>(token) << 32 | static_cast<Key>(first + k);
+    sorted[place] = key;
+    bring_rows_of(rows, key, place);
+  }
 }
 
 // A warp places one key.
@@ -270,7 +323,14 @@ FirstRows first_rows(const sg_call *call, const Sizes &sizes) {
   return {from, to, dy_bytes, dweight_bytes, packs ? ceil_div(warps, sizes.column_chunks) * kSegment : 0};
 }
 
-// Leaves all keys in order, in one of the two places for them in the workspace.
+// These leave all keys in order, in one of the two places for them in the workspace.
+const Key *count_keys(const sg_call *call, const Sizes &sizes) {
+  Key *sorted = static_cast<Key *>(call->workspace);
+  const int64_t warps = ceil_div(sizes.tokens, kCountedEach);
+  launch_ahead(call, warp_task_blocks(warps), kWarpTaskThreads, 0, rank_tokens, data<const int32_t>(input(call, 0)),
+               static_cast<int>(sizes.tokens), output(call, 0)->shape[0], first_rows(call, sizes), sorted);
+  return sorted;
+}
 template <int kTile>
 const Key *sort_keys(const sg_call *call, const Sizes &sizes) {
   char *workspace = static_cast<char *>(call->workspace);
@@ -278,7 +338,6 @@ const Key *sort_keys(const sg_call *call, const Sizes &sizes) {
   const auto num_tiles = static_cast<unsigned>(ceil_div(sizes.tokens, kTile));
   launch_ahead(call, num_tiles, kTile / 2, 0, sort_tiles<kTile>, data<const int32_t>(input(call, 0)), sizes.tokens,
                output(call, 0)->shape[0], tiles);
-  if (num_tiles == 1) return tiles;
   launch_ahead(call, warp_task_blocks(sizes.tokens), kWarpTaskThreads, 0, rank_keys<kTile>, tiles, sizes.tokens,
                first_rows(call, sizes), ranked);
   return ranked;
@@ -288,8 +347,9 @@ int32_t run(const sg_call *call) {
   const sg_tensor *dy = input(call, 1), *dweight = output(call, 0);
   const Sizes sizes = sizes_of(dy);
   if (sizes.tokens == 0 || sizes.width == 0) return SG_OK;
-  const bool small = sizes.tokens <= kMostInSmallTiles;
-  const Key *sorted = small ? sort_keys<kSmallTile>(call, sizes) : sort_keys<kLargeTile>(call, sizes);
+  const Key *sorted = sizes.tokens <= kMostCounted        ? count_keys(call, sizes)
+                      : sizes.tokens <= kMostInSmallTiles ? sort_keys<kSmallTile>(call, sizes)
+                                                          : sort_keys<kLargeTile>(call, sizes);
   char *workspace = static_cast<char *>(call->workspace);
   float *heads = reinterpret_cast<float *>(workspace + 2 * key_bytes(sizes));
   with_type(dy, [&]<class G>(G) {
