@@ -46,7 +46,7 @@ class RandomWeights:
         digest = hashlib.sha256(f"{self.seed}:{name}".encode()).digest()
         wanted = data_shape(self.dtype, shape)
         count = math.prod(wanted)
-        room = max(len(block) - count, len(block) // 2)
+        room = len(block) - count if count <= len(block) else len(block) // 2
         start = int.from_bytes(digest[:8], "little") % (room // unit + 1) * unit
         return StoredTensor(name, self.dtype, shape, _tiled(block, start, count).reshape(wanted))
 

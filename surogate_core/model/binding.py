@@ -101,7 +101,7 @@ class FrozenWeights:
 
     def _put(self, name: str, shape: tuple[int, ...], memory: Memory, offset: int) -> None:
         """Writes parameter ``name`` to ``offset`` bytes past the beginning of ``memory``."""
-        if self.backend != "cpu" and name not in self._held:
+        if self.decoded and name not in self._held:
             stored = self.stored(name, shape)
             if stored.dtype != self.dtype(name, shape) and FORMATS[stored.dtype].is_block:
                 self._decode(stored, memory, offset)
