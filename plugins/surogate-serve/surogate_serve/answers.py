@@ -63,15 +63,17 @@ async def answers(
     deltas = model.generate(generation)
     try:
         async for delta in deltas:
-            usage.cached_tokens = max(usage.cached_tokens, delta.cached_tokens)
+            if delta.cached_tokens > usage.cached_tokens:
+                usage.cached_tokens = delta.cached_tokens
             choice = choices[delta.choice]
             was_over = choice.finished
             for event in choice.take(delta):
                 yield event
-            if choice.finished and not was_over and delta.finish is None:
-                generation.end(delta.choice)
-            if all(each.finished for each in choices):
-                break
+            if choice.finished and not was_over:
+                if delta.finish is None:
+                    generation.end(delta.choice)
+                if all(each.finished for each in choices):
+                    break
     finally:
         close = getattr(deltas, "aclose", None)
         if close is not None:
@@ -152,6 +154,8 @@ class _Choice:
 
     def _with_logprobs(self, events: list[Event]) -> list[Event]:
         """The log-probabilities that waited go to the first content; those of other text are not told."""
+        if not self._waiting:
+            return events
         result: list[Event] = []
         for event in events:
             if isinstance(event, Content):

@@ -85,10 +85,11 @@ class CompletionReply:
     def _take(self, continued: Continued, delta: Delta) -> tuple[Choice, str, list[TokenLogprob]]:
         """Notes a delta; gives its choice, and text and log-probabilities of it with what an echo puts before the
         first."""
-        if delta.finish in ("error", "cancelled"):
+        if delta.finish is not None and delta.finish in ("error", "cancelled"):
             raise Refused(delta.error or "the engine could not finish this answer", 500, "generation_failed")
         choice = continued.choices[delta.choice]
-        continued.cached = max(continued.cached, delta.cached_tokens)
+        if delta.cached_tokens > continued.cached:
+            continued.cached = delta.cached_tokens
         text, logprobs = delta.text, delta.logprobs or []
         if delta.prompt_logprobs is not None:
             continued.prompt_logprobs = delta.prompt_logprobs

@@ -65,7 +65,8 @@ class Asked:
         """The model's deltas, of which the cached tokens are noted."""
         async with aclosing(self._model.generate(generation)) as deltas:
             async for delta in deltas:
-                self.cached_tokens = max(self.cached_tokens, delta.cached_tokens)
+                if delta.cached_tokens > self.cached_tokens:
+                    self.cached_tokens = delta.cached_tokens
                 yield delta
 
 
