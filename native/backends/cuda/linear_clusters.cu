@@ -79,23 +79,21 @@ __global__ void __launch_bounds__(kThreads, 2) linear_clusters(const Problem p) 
 #endif
 }
 
-template <int64_t wave>
 bool read_clusters(const sg_call *call, Problem *problem) {
   FewProblem p;
   if (!has_clusters() || !read_few(call, &p)) return false;
   const sg_tensor *weight = input(call, 1), *bias = input(call, 2), *addend = input(call, 3), *y = output(call, 0);
   if (weight->dtype != SG_BF16 || !has_dense_rows(weight) || (bias != nullptr && bias->dtype != y->dtype)) return false;
   Product product;
-  if (!read_product(input(call, 0), weight, &product, wave)) return false;
+  if (!read_product(input(call, 0), weight, &product)) return false;
   const void *added = addend != nullptr ? addend->data : nullptr;
   *problem = {product, p.bias, added, y->data, p.addend_stride, p.y_stride, p.alpha, false};
   return true;
 }
 
-template <int64_t wave>
 int32_t supports(const sg_call *call) {
   Problem p;
-  return read_clusters<wave>(call, &p) ? (wave == kWave ? clusters_score(p.product) : 1) : 0;
+  return read_clusters(call, &p) ? clusters_score(p.product) : 0;
 }
 
 template <class Y>
@@ -126,20 +124,16 @@ int32_t run_tiled(const sg_call *call, const Problem &p) {
   return launched(call);
 }
 
-template <int64_t wave>
 int32_t run(const sg_call *call) {
   Problem p;
-  if (!read_clusters<wave>(call, &p)) return fail(call, "%s: operands changed since the kernel was chosen", call->op);
+  if (!read_clusters(call, &p)) return fail(call, "%s: operands changed since the kernel was chosen", call->op);
   if (p.product.tokens == 0 || p.product.n == 0) return SG_OK;
   if (!is_aligned<8>(p.product.x) || !is_aligned<8>(p.product.weight)) return run_tiled(call, p);
   return output(call, 0)->dtype == SG_BF16 ? launch<bf16>(call, p) : launch<float>(call, p);
 }
 
-constexpr sg_kernel kernel = describe_kernel("linear", "clusters", 3, supports<kWave>, nullptr, run<kWave>);
-// To be measured beside it: two blocks a multiprocessor.
-constexpr sg_kernel two_waves = describe_kernel("linear", "clusters_2", 3, supports<2 * kWave>, nullptr, run<2 * kWave>);
+constexpr sg_kernel kernel = describe_kernel("linear", "clusters", 3, supports, nullptr, run);
 SG_REGISTER_KERNEL(kernel);
-SG_REGISTER_KERNEL(two_waves);
 
 }  // namespace
 }  // namespace sg::cuda

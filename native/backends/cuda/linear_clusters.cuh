@@ -27,10 +27,10 @@ struct Cut {
   int ranks, part, own;
 };
 
-inline Cut cut(int64_t n, int64_t k, int64_t wave) {
+inline Cut cut(int64_t n, int64_t k) {
   const int64_t clusters = ceil_div(n, kRows);
   int ranks = 1;
-  while (ranks < kMostRanks && 2 * ranks * clusters <= wave && 2 * ranks * kLeastPart <= k) ranks *= 2;
+  while (ranks < kMostRanks && 2 * ranks * clusters <= kWave && 2 * ranks * kLeastPart <= k) ranks *= 2;
   return {ranks, static_cast<int>(ceil_div(ceil_div(k, ranks), kChunk) * kChunk), kWarps / ranks};
 }
 
@@ -54,12 +54,12 @@ inline size_t shared_bytes(int tiles, int64_t part) {
 }
 
 // False where rows of x and of the weight, both bf16, are not whole packs, or do not fit shared memory.
-inline bool read_product(const sg_tensor *x, const sg_tensor *weight, Product *product, int64_t wave = kWave) {
+inline bool read_product(const sg_tensor *x, const sg_tensor *weight, Product *product) {
   const int64_t tokens = x->shape[0], n = weight->shape[0], k = weight->shape[1];
   const int64_t x_stride = tokens > 1 ? x->strides[0] : k, weight_stride = n > 1 ? weight->strides[0] : k;
   if (tokens > 16 * kMostTiles || k < 1 || k % 8 != 0 || x_stride % 8 != 0 || weight_stride % 8 != 0) return false;
   if (n > INT32_MAX - kRows || k > INT32_MAX / 2) return false;
-  const Cut pieces = cut(n, k, wave);
+  const Cut pieces = cut(n, k);
   const int count = static_cast<int>(tokens);
   if (shared_bytes(tiles_of(count), pieces.part) > device().shared_memory) return false;
   *product = {data<const bf16>(x), data<const bf16>(weight), x_stride, weight_stride, count,
