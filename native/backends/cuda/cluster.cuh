@@ -80,17 +80,6 @@ __device__ inline void send_to_block(int rank, float4 *own, uint64_t *arrived, c
       : "memory");
 #endif
 }
-__device__ inline void send_to_block(int rank, float *own, uint64_t *arrived, float value) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile(
-      "{\n\t.reg .b32 address, counter;\n\tmapa.shared::cluster.u32 address, %0, %2;\n\t"
-      "mapa.shared::cluster.u32 counter, %1, %2;\n\t"
-      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [address], %3, [counter];\n\t}" ::"r"(
-          static_cast<uint32_t>(__cvta_generic_to_shared(own))),
-      "r"(static_cast<uint32_t>(__cvta_generic_to_shared(arrived))), "r"(rank), "r"(__float_as_uint(value))
-      : "memory");
-#endif
-}
 // Until all of them are here and seen.
 __device__ inline void await_bytes(uint64_t *arrived) {
 #if __CUDA_ARCH__ >= 900

@@ -20,6 +20,9 @@ namespace {
 
 using namespace clusters;
 
+constexpr int kLeastTokens = 9;                 // of which this is the fastest
+constexpr int64_t kMostElements = 16 << 20;     // of a weight; with more, the library's kernels are at its bytes
+
 struct Problem {
   Product product;
   const void *bias, *addend;
@@ -58,22 +61,17 @@ __global__ void __launch_bounds__(kThreads, 2) linear_clusters(const Problem p) 
 #if __CUDA_ARCH__ >= 900
   extern __shared__ __align__(128) unsigned char shared[];
   const Share share(p.product);
-  const PlainRows plain(p.product);
-  const WeightRows rows(p.product, share, plain);
+  const WeightRows rows(p.product, share);
   unsigned char *const shared_terms = shared + terms_offset(tiles);
   const Terms<tiles> terms(p.product, share, shared_terms);
-  bring_weight(p.product, share, plain);
+  rows.bring(p.product, share);
   const Exchange<tiles> exchange(p.product, shared);
   exchange.begin();
   wait_for_kernels_ahead();
 
   terms.copy(p.product, share);
   float sums[tiles][2][4] = {};
-  const auto await_terms = [&] {
-    exchange.begin_to_send();
-    wait_copies();
-  };
-  multiply_share<tiles>(rows, share, shared_terms, await_terms, sums);
+  multiply_share<tiles>(rows, share, shared_terms, [&] { exchange.begin_to_send(); }, sums);
   exchange.send(sums);
   with_whole(p.packs, [&](auto packs) { finish<decltype(packs)::value, Y>(p, exchange); });
 #endif
@@ -81,19 +79,29 @@ __global__ void __launch_bounds__(kThreads, 2) linear_clusters(const Problem p) 
 
 bool read_clusters(const sg_call *call, Problem *problem) {
   FewProblem p;
-  if (!has_clusters() || !read_few(call, &p)) return false;
+  if (!has_clusters() || !read_few(call, &p) || p.tokens > 16 * kMostTiles) return false;
   const sg_tensor *weight = input(call, 1), *bias = input(call, 2), *addend = input(call, 3), *y = output(call, 0);
   if (weight->dtype != SG_BF16 || !has_dense_rows(weight) || (bias != nullptr && bias->dtype != y->dtype)) return false;
-  Product product;
-  if (!read_product(input(call, 0), weight, &product)) return false;
-  const void *added = addend != nullptr ? addend->data : nullptr;
-  *problem = {product, p.bias, added, y->data, p.addend_stride, p.y_stride, p.alpha, false};
+  const int64_t x_stride = p.tokens > 1 ? p.x_stride : p.k, weight_stride = p.n > 1 ? weight->strides[0] : p.k;
+  if (p.k % 8 != 0 || x_stride % 8 != 0 || weight_stride % 8 != 0 || p.n > INT32_MAX - kRows) return false;
+  const Cut pieces = cut(p.n, p.k);
+  if (shared_bytes(tiles_of(p.tokens), pieces.part) > device().shared_memory) return false;
+  *problem = {{data<const bf16>(input(call, 0)), data<const bf16>(weight), x_stride, weight_stride, p.tokens,
+               static_cast<int>(p.n), static_cast<int>(p.k), pieces},
+              p.bias,
+              addend != nullptr ? addend->data : nullptr,
+              y->data,
+              p.addend_stride,
+              p.y_stride,
+              p.alpha,
+              false};
   return true;
 }
 
 int32_t supports(const sg_call *call) {
   Problem p;
-  return read_clusters(call, &p) ? clusters_score(p.product) : 0;
+  if (!read_clusters(call, &p)) return 0;
+  return p.product.tokens >= kLeastTokens && int64_t{p.product.n} * p.product.k <= kMostElements ? 25 : 1;
 }
 
 template <class Y>

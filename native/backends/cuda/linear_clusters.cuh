@@ -18,8 +18,6 @@ constexpr int kMostRanks = 8;     // blocks of a cluster, on every device that h
 constexpr int kLeastPart = 128;   // terms of a block
 constexpr int64_t kWave = 132;    // blocks that run at once, about; not the device's own, of which bits would depend
 constexpr int kMostAhead = 4096;  // bytes of a row
-constexpr int kLeastTokens = 9;   // of which these are the fastest
-constexpr int64_t kMostElements = 16 << 20;  // of a weight; with more, the library's kernels are at its bytes
 
 // Of K: how many blocks of a cluster, a power of two, share it, and how many terms each takes, a multiple of kChunk;
 // the last ones may have fewer, or none. A block finishes the rows of `own` warps of each block.
@@ -51,25 +49,6 @@ constexpr int row_bytes(int tiles) { return (chunks_ahead(tiles) | 1) * 64; }
 constexpr int panel_bytes(int tiles) { return 16 * tiles * row_bytes(tiles); }
 inline size_t shared_bytes(int tiles, int64_t part) {
   return static_cast<size_t>(terms_offset(tiles) + ceil_div(part, kChunk * chunks_ahead(tiles)) * panel_bytes(tiles));
-}
-
-// False where rows of x and of the weight, both bf16, are not whole packs, or do not fit shared memory.
-inline bool read_product(const sg_tensor *x, const sg_tensor *weight, Product *product) {
-  const int64_t tokens = x->shape[0], n = weight->shape[0], k = weight->shape[1];
-  const int64_t x_stride = tokens > 1 ? x->strides[0] : k, weight_stride = n > 1 ? weight->strides[0] : k;
-  if (tokens > 16 * kMostTiles || k < 1 || k % 8 != 0 || x_stride % 8 != 0 || weight_stride % 8 != 0) return false;
-  if (n > INT32_MAX - kRows || k > INT32_MAX / 2) return false;
-  const Cut pieces = cut(n, k);
-  const int count = static_cast<int>(tokens);
-  if (shared_bytes(tiles_of(count), pieces.part) > device().shared_memory) return false;
-  *product = {data<const bf16>(x), data<const bf16>(weight), x_stride, weight_stride, count,
-              static_cast<int>(n), static_cast<int>(k), pieces};
-  return true;
-}
-
-// Above the library's, below those for a few tokens.
-inline int32_t clusters_score(const Product &p) {
-  return p.tokens >= kLeastTokens && int64_t{p.n} * p.k <= kMostElements ? 25 : 1;
 }
 
 // launch(std::integral_constant<int, tiles>)
@@ -125,30 +104,30 @@ __device__ inline uint4 load_streamed_if(bool inside, const void *from) {
   return word;
 }
 
-// A lane's two columns of each tile are four neighbours. Rows past the last are the last.
-struct PlainRows {
-  int first, last;
-
-  __device__ explicit PlainRows(const Product &p)
-      : first(static_cast<int>(blockIdx.x) * kRows + warp_index() * kWarpRows), last(p.n - 1) {}
-  __device__ int operator()(int tile, int column) const {
-    return min(first + column / 2 * 4 + 2 * tile + column % 2, last);
-  }
-};
-
-// What a lane takes of the warp's 16 rows: of two, eight terms of each chunk. To the fragments the rows are two tiles
-// of eight columns; rows(tile, column) says which row of the weight one is. A lane gets the results of columns
-// 2 * (lane % 4) and the next, of both tiles.
+// What a lane takes of the warp's 16 rows: of two, eight terms of each chunk. A row past the last is the last.
+//
+// In the fragments' terms the rows are two tiles of columns, of which a lane gets the results of columns pair and
+// pair + 1: it loads such rows that these are four neighbours, 4 * (lane % 4) and on.
 struct WeightRows {
   const bf16 *at[2];
 
-  template <class Rows>
-  __device__ WeightRows(const Product &p, const Share &share, const Rows &rows) {
+  __device__ WeightRows(const Product &p, const Share &share) {
+    const int group = lane_index() / 4, term = share.first + 8 * (lane_index() % 4);
 #pragma unroll
-    for (int tile = 0; tile < 2; ++tile) {
-      at[tile] = p.weight + rows(tile, lane_index() / 4) * p.weight_stride + share.first + 8 * (lane_index() % 4);
-      computed_here(at[tile]);
+    for (int i = 0; i < 2; ++i) {
+      at[i] = row(p, group / 2 * 4 + 2 * i + group % 2) + term;
+      computed_here(at[i]);
     }
+  }
+
+  __device__ static const bf16 *row(const Product &p, int i) {
+    const int index = static_cast<int>(blockIdx.x) * kRows + warp_index() * kWarpRows + i;
+    return p.weight + min(index, p.n - 1) * p.weight_stride;
+  }
+
+  __device__ void bring(const Product &p, const Share &share) const {
+    if (lane_index() >= kWarpRows || share.count == 0) return;
+    bring_closer(row(p, lane_index()) + share.first, static_cast<uint32_t>(min(2 * share.count, kMostAhead)));
   }
 
   // Of a chunk counted from `at`, which `left` terms of the share still follow.
@@ -158,14 +137,6 @@ struct WeightRows {
     for (int i = 0; i < 2; ++i) to[i] = load_streamed_if(inside, at[i] + kChunk * chunk);
   }
 };
-
-template <class Rows>
-__device__ inline void bring_weight(const Product &p, const Share &share, const Rows &rows) {
-  const int i = lane_index();
-  if (i >= kWarpRows || share.count == 0) return;
-  const bf16 *from = p.weight + rows(i / 8, i % 8) * p.weight_stride + share.first;
-  bring_closer(from, static_cast<uint32_t>(min(2 * share.count, kMostAhead)));
-}
 
 // Copies of x's part to shared memory, zeros where there is no token or no term: a warp takes every eighth token.
 template <int tiles>
@@ -216,17 +187,18 @@ __device__ inline void multiply_chunk(const unsigned char *terms, const uint4 (&
   }
 }
 
-// The warp's rows times x's part. Called by all; `await_terms` is called while the weight is on its way, and returns
-// when the terms that this thread brings are in shared memory.
-template <int tiles, class AwaitTerms>
+// The warp's rows times x's part, whose copies this thread has begun. Called by all; `meanwhile` is what to do while
+// the weight is on its way.
+template <int tiles, class Meanwhile>
 __device__ inline void multiply_share(WeightRows rows, const Share &share, const unsigned char *terms,
-                                      AwaitTerms &&await_terms, float (&sums)[tiles][2][4]) {
+                                      Meanwhile &&meanwhile, float (&sums)[tiles][2][4]) {
   constexpr int kDepth = chunks_ahead(tiles), kHalf = kDepth / 2;
   uint4 weight[kDepth][2];
 #pragma unroll
   for (int j = 0; j < kDepth; ++j) rows.load(j, share.count, weight[j]);
   __syncwarp();  // or the compiler has x waited for before the last of these
-  await_terms();
+  meanwhile();
+  wait_copies();
   __syncthreads();
   terms += lane_index() / 4 * row_bytes(tiles) + 16 * (lane_index() % 4);
   for (int chunks = share.chunks; chunks > 0; chunks -= kDepth, terms += panel_bytes(tiles)) {
@@ -250,7 +222,7 @@ __device__ inline void multiply_share(WeightRows rows, const Share &share, const
 }
 
 // ---- what the blocks of a cluster give each other
-// Four results of one token, which one thread finishes: of the clusters' rows, `row` to row + 3.
+// Four results of one token, which one thread finishes: rows of the weight `row` to row + 3.
 struct Place {
   int token, row;
 };
@@ -271,9 +243,8 @@ struct Exchange {
 
   __device__ int items() const { return own * kOfWarp; }  // of a thread to finish
 
-  // `more`: bytes that the blocks send besides.
-  __device__ void begin(int more = 0) const {
-    if (threadIdx.x == 0) expect_bytes(arrived, static_cast<uint32_t>(received_bytes(tiles) + more));
+  __device__ void begin() const {
+    if (threadIdx.x == 0) expect_bytes(arrived, received_bytes(tiles));
     announce_block();
   }
   __device__ void begin_to_send() const { await_blocks(); }

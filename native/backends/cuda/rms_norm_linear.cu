@@ -14,7 +14,6 @@
 #include "activation.cuh"
 #include "linear_few_bf16.cuh"
 #include "norm_weight.cuh"
-#include "rms_norm_linear.h"
 
 namespace sg::cuda {
 namespace {
@@ -284,9 +283,7 @@ void launch(const sg_call *call, const NormedProblem &p) {
   }
 }
 
-}  // namespace
-
-int32_t run_rms_norm_linear(const sg_call *call) {
+int32_t run(const sg_call *call) {
   NormedProblem p;
   if (!read_normed(call, &p)) return fail(call, "%s: operands changed since the kernel was chosen", call->op);
   if (p.product.tokens == 0 || p.product.n == 0) return SG_OK;
@@ -300,10 +297,7 @@ int32_t run_rms_norm_linear(const sg_call *call) {
   return launched(call);
 }
 
-namespace {
-
-constexpr sg_kernel kernel =
-    row_invariant(describe_kernel("rms_norm_linear", "few", -1, supports, nullptr, run_rms_norm_linear));
+constexpr sg_kernel kernel = row_invariant(describe_kernel("rms_norm_linear", "few", -1, supports, nullptr, run));
 SG_REGISTER_KERNEL(kernel);
 
 }  // namespace
