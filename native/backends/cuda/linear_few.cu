@@ -32,21 +32,10 @@ __global__ void __launch_bounds__(kFewThreads, blocks)
   const int token = slice.first_token + group;
   const bool is_token = token < p.tokens;
   x += is_token ? token * p.x_stride : 0;
-  const auto terms = [&](int at) { return load_terms<packed, false>(x + at, is_token ? k - at : 0); };
-  constexpr bool kAhead = blocks == kFewBlocks;
   float sums[4] = {};
-  FewWeights now, next;
-  now.load<packed>(rows, first_term(), k);
-#pragma unroll 2
-  for (int at = first_term(); has_group(at, k); at += kGroupStep) {
-    if constexpr (kAhead) next.load<packed>(rows, at + kGroupStep, k);
-    multiply_group(now, at, terms, sums);
-    if constexpr (kAhead) {
-      now = next;
-    } else {
-      now.load<packed>(rows, at + kGroupStep, k);
-    }
-  }
+  multiply_few<packed, blocks>(rows, k, [&](int at) {
+    return load_terms<packed, false>(x + at, is_token ? k - at : 0);
+  }, sums);
   leave_sums(sums, partial[threadIdx.x / 32]);
   __syncthreads();
   finish_few<kFewRows>(p, first, slice.first_token, partial, addend, y);

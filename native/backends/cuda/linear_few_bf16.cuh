@@ -57,22 +57,32 @@ inline int few_blocks_of_unit(int64_t blocks, int64_t k) {
   return one_wave || k <= kFewWarps * kGroup ? kMostFewBlocks : kFewBlocks;
 }
 
-// Where a warp's terms begin, this lane's; and how far apart its groups are.
-__device__ inline int first_term() { return static_cast<int>(threadIdx.x) / 32 * kGroup + 8 * (lane_index() % 4); }
-constexpr int kGroupStep = kFewWarps * kGroup;
-__device__ inline bool has_group(int at, int k) { return at / kGroup * kGroup < k; }
-
-// sums += a group of rows times the tokens. terms(at) gives the eight of this lane's token from `at` on, zeros from k on.
-template <class Terms>
-__device__ __forceinline__ void multiply_group(const FewWeights &weights, int at, Terms &&terms, float (&sums)[4]) {
-  uint4 column[kChunks];
+// sums = this warp's part of kFewRows rows times the tokens: warps take groups of terms in turn. terms(at) gives the
+// eight of this lane's token from `at` on, zeros from k on.
+template <bool packed, int blocks, class Terms>
+__device__ __forceinline__ void multiply_few(const bf16 *const (&rows)[2], int k, Terms &&terms, float (&sums)[4]) {
+  constexpr int kStep = kFewWarps * kGroup;
+  constexpr bool kAhead = blocks == kFewBlocks;
+  int at = static_cast<int>(threadIdx.x) / 32 * kGroup + 8 * (lane_index() % 4);
+  FewWeights now, next;
+  if constexpr (kAhead) now.load<packed>(rows, at, k);
+#pragma unroll 2
+  for (; at / kGroup * kGroup < k; at += kStep) {
+    if constexpr (kAhead) {
+      next.load<packed>(rows, at + kStep, k);
+    } else {
+      now.load<packed>(rows, at, k);
+    }
+    uint4 column[kChunks];
 #pragma unroll
-  for (int j = 0; j < kChunks; ++j) column[j] = terms(at + j * kChunk);
+    for (int j = 0; j < kChunks; ++j) column[j] = terms(at + j * kChunk);
 #pragma unroll
-  for (int j = 0; j < kChunks; ++j) {
-    const uint4 low = weights.of_chunk[j][0], high = weights.of_chunk[j][1];
-    multiply_fragments(sums, {low.x, high.x, low.y, high.y}, column[j].x, column[j].y);
-    multiply_fragments(sums, {low.z, high.z, low.w, high.w}, column[j].z, column[j].w);
+    for (int j = 0; j < kChunks; ++j) {
+      const uint4 low = now.of_chunk[j][0], high = now.of_chunk[j][1];
+      multiply_fragments(sums, {low.x, high.x, low.y, high.y}, column[j].x, column[j].y);
+      multiply_fragments(sums, {low.z, high.z, low.w, high.w}, column[j].z, column[j].w);
+    }
+    if constexpr (kAhead) now = next;
   }
 }
 

@@ -133,50 +133,21 @@ __global__ void __launch_bounds__(kFewThreads, blocks)
   int64_t index = blockIdx.x / slices;
   if constexpr (packed) bring_tile(p, weight, Tile<gated>(index, product.n));
   wait_for_kernels_ahead();
-  struct WeightRows {
-    const bf16 *at[2];
-  };
-  const auto rows_of = [&](int64_t tile) -> WeightRows {
-    const Tile<gated> of(tile, product.n);
-    return {{weight + of.weight_row(group) * p.weight_stride, weight + of.weight_row(group + 8) * p.weight_stride}};
-  };
-  WeightRows rows = rows_of(index);
-  FewWeights now;
-  now.load<packed>(rows.at, first_term(), k);
   norm_tokens<packed>(p, x + first_token * product.x_stride, count, terms, squares);
   __syncthreads();
   const bf16 *const mine = terms + group * p.padded;
-  const auto term = [&](int at) {
-    return group < count && at < k ? *reinterpret_cast<const uint4 *>(mine + at) : uint4{};
-  };
 
   for (int buffer = 0; index < tiles; index += step, buffer ^= 1) {
     const Tile<gated> tile(index, product.n);
-    const bool more = index + step < tiles;
     if constexpr (packed) {
-      if (more) bring_tile(p, weight, Tile<gated>(index + step, product.n));
+      if (index + step < tiles) bring_tile(p, weight, Tile<gated>(index + step, product.n));
     }
-    const WeightRows next_rows = rows_of(index + step);
-    // What comes after a warp's last group of a tile is its first of the next.
-    const auto load_behind = [&](FewWeights *to, int at) {
-      const bool last = !has_group(at + kGroupStep, k);
-      const bf16 *const from[2] = {last ? next_rows.at[0] : rows.at[0], last ? next_rows.at[1] : rows.at[1]};
-      to->load<packed>(from, last ? first_term() : at + kGroupStep, last && !more ? 0 : k);
-    };
+    const bf16 *const rows[2] = {weight + tile.weight_row(group) * p.weight_stride,
+                                 weight + tile.weight_row(group + 8) * p.weight_stride};
     float sums[4] = {};
-#pragma unroll 2
-    for (int at = first_term(); has_group(at, k); at += kGroupStep) {
-      if constexpr (blocks == kFewBlocks) {
-        FewWeights next;
-        load_behind(&next, at);
-        multiply_group(now, at, term, sums);
-        now = next;
-      } else {
-        multiply_group(now, at, term, sums);
-        load_behind(&now, at);
-      }
-    }
-    rows = next_rows;
+    multiply_few<packed, blocks>(rows, k, [&](int at) {
+      return group < count && at < k ? *reinterpret_cast<const uint4 *>(mine + at) : uint4{};
+    }, sums);
     leave_sums(sums, partial[buffer][threadIdx.x / 32]);
     __syncthreads();  // and the sums of the tile before have been read by all who come this far
 
@@ -244,21 +215,15 @@ int32_t supports(const sg_call *call) {
   return read_normed(call, &p) ? 10 : 0;
 }
 
-// Bytes of a block's shared memory: of its normed tokens, and all.
-int normed_bytes(const NormedProblem &p) { return 2 * p.padded * std::min(p.slice, p.product.tokens); }
-int block_bytes(const NormedProblem &p) {
-  constexpr int kSums = 2 * kFewWarps * kFewRows * kFewStride * static_cast<int>(sizeof(float)), kOther = 2 << 10;
-  return normed_bytes(p) + kSums + kOther;
-}
-
 template <bool gated, bool packed, int most, class X>
 void launch_blocks(const sg_call *call, const NormedProblem &p) {
   const FewProblem &product = p.product;
   const sg_tensor *y = output(call, 0);
   const int64_t tiles = ceil_div(gated ? product.n / 2 : product.n, Tile<gated>::kColumns);
   const int64_t slices = ceil_div(product.tokens, p.slice);
-  const int64_t of_unit = std::clamp(kSharedOfUnit / block_bytes(p), 1, most);
-  const int shared = normed_bytes(p);
+  const int shared = 2 * p.padded * std::min(p.slice, product.tokens);
+  constexpr int kOwn = 2 * kFewWarps * kFewRows * kFewStride * 4;  // bytes that a block takes besides
+  const int64_t of_unit = std::clamp(kSharedOfUnit / (shared + kOwn), 1, most);
   const int64_t blocks = std::min(tiles, ceil_div(of_unit * device().units, slices)) * slices;
   const auto kernel = rms_norm_linear_few<gated, packed, most, X>;
   cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
@@ -275,8 +240,7 @@ void launch(const sg_call *call, const NormedProblem &p) {
                       p.norm.packable<8>();
   if (!packed) {
     launch_blocks<gated, false, kFewBlocks, X>(call, p);
-  } else if (few_blocks_of_unit(ceil_div(product.n, kFewRows), product.k) == kMostFewBlocks &&
-             kMostFewBlocks * block_bytes(p) <= kSharedOfUnit) {
+  } else if (few_blocks_of_unit(ceil_div(product.n, kFewRows), product.k) == kMostFewBlocks) {
     launch_blocks<gated, true, kMostFewBlocks, X>(call, p);
   } else {
     launch_blocks<gated, true, kFewBlocks, X>(call, p);
