@@ -21,6 +21,7 @@ struct Shape {
 template <int N, bool packed, class W, class Y>
 __global__ void __launch_bounds__(kWarpTaskThreads)
     plain_kernel(Shape shape, const int32_t *tokens, const W *weight, float scale, Y *y) {
+  wait_for_kernels_ahead();
   const int64_t task = warp_task(), token = task / shape.segments;
   if (token >= shape.tokens) return;
   const int64_t first = task % shape.segments * (32 * N * kPacks) + lane_index() * N;
@@ -46,6 +47,7 @@ __global__ void __launch_bounds__(kWarpTaskThreads)
 template <int32_t dtype, bool fast, class Y>
 __global__ void __launch_bounds__(kWarpTaskThreads)
     quantised_kernel(Shape shape, const int32_t *tokens, const uint8_t *weight, float scale, Y *y) {
+  wait_for_kernels_ahead();
   using Format = Decoder<dtype>;
   constexpr int kParts = Format::kElements / 16;
   const int64_t task = warp_task(), token = task / shape.segments;
@@ -69,11 +71,9 @@ void launch_plain(const sg_call *call, Shape shape, const int32_t *tokens, const
   constexpr int N = pack_of<W, Y>();
   shape.segments = ceil_div(shape.width, 32 * N * kPacks);
   const unsigned blocks = warp_task_blocks(shape.tokens * shape.segments);
-  if (can_pack<N>(weight, shape.width) && can_pack<N>(y, shape.width)) {
-    plain_kernel<N, true><<<blocks, kWarpTaskThreads, 0, stream(call)>>>(shape, tokens, weight, scale, y);
-  } else {
-    plain_kernel<N, false><<<blocks, kWarpTaskThreads, 0, stream(call)>>>(shape, tokens, weight, scale, y);
-  }
+  const bool packed = can_pack<N>(weight, shape.width) && can_pack<N>(y, shape.width);
+  const auto kernel = packed ? plain_kernel<N, true, W, Y> : plain_kernel<N, false, W, Y>;
+  launch_ahead(call, blocks, kWarpTaskThreads, 0, kernel, shape, tokens, weight, scale, y);
 }
 
 template <int32_t dtype, class Y>
@@ -83,11 +83,9 @@ void launch_quantised(const sg_call *call, Shape shape, const int32_t *tokens, c
   const unsigned blocks = warp_task_blocks(shape.tokens * shape.segments);
   const int64_t row_bytes = shape.width / Decoder<dtype>::kElements * Decoder<dtype>::kBytes;
   const bool aligned = (reinterpret_cast<uintptr_t>(weight) | row_bytes) % Decoder<dtype>::kAlignment == 0;
-  if (aligned && can_pack<8>(y, shape.width)) {
-    quantised_kernel<dtype, true><<<blocks, kWarpTaskThreads, 0, stream(call)>>>(shape, tokens, weight, scale, y);
-  } else {
-    quantised_kernel<dtype, false><<<blocks, kWarpTaskThreads, 0, stream(call)>>>(shape, tokens, weight, scale, y);
-  }
+  const bool fast = aligned && can_pack<8>(y, shape.width);
+  const auto kernel = fast ? quantised_kernel<dtype, true, Y> : quantised_kernel<dtype, false, Y>;
+  launch_ahead(call, blocks, kWarpTaskThreads, 0, kernel, shape, tokens, weight, scale, y);
 }
 
 bool is_table(int32_t dtype) {

@@ -5,6 +5,7 @@
 // operand at a time; all its loads are under way before it computes. Operands without gaps are taken as one long row.
 #include "activation.cuh"
 #include "rows.cuh"
+#include "vectors.cuh"
 
 namespace sg::cuda {
 namespace {
@@ -71,6 +72,7 @@ __device__ inline T *at(const Rows<T> &rows, int64_t row, int64_t column) {
 template <class Activation, class T, int V, int U>
 __global__ void __launch_bounds__(kThreads)
     glu_packs(Blocks<V, U> blocks, Rows<const T> gate, Rows<const T> up, Rows<T> h) {
+  wait_for_kernels_ahead();
   const int64_t row = blocks.row(), first = blocks.column();
   Pack<T, V> gate_packs[U], up_packs[U];
 #pragma unroll
@@ -96,6 +98,7 @@ template <class Activation, class T, int V>
 __global__ void __launch_bounds__(kThreads)
     glu_grad_packs(Blocks<V, 1> blocks, Rows<const T> dh, Rows<const T> gate, Rows<const T> up, Rows<T> dgate,
                    Rows<T> dup) {
+  wait_for_kernels_ahead();
   const int64_t row = blocks.row(), column = blocks.column();
   if (column >= blocks.n) return;
   const Pack<T, V> dh_pack = load_pack<V>(at(dh, row, column)), gate_pack = load_pack<V>(at(gate, row, column));
@@ -118,8 +121,8 @@ template <class Activation, class T, int V, int U>
 void launch(const sg_call *call, const Extent &extent) {
   const sg_tensor *gate = input(call, 0), *up = input(call, 1), *h = output(call, 0);
   const Blocks<V, U> blocks = Blocks<V, U>::of(extent);
-  glu_packs<Activation, T, V, U><<<static_cast<unsigned>(extent.rows * blocks.per_row), kThreads, 0, stream(call)>>>(
-      blocks, rows_of<const T>(gate, extent.n), rows_of<const T>(up, extent.n), rows_of<T>(h, extent.n));
+  launch_ahead(call, static_cast<unsigned>(extent.rows * blocks.per_row), kThreads, 0, glu_packs<Activation, T, V, U>,
+               blocks, rows_of<const T>(gate, extent.n), rows_of<const T>(up, extent.n), rows_of<T>(h, extent.n));
 }
 
 template <class Activation, class T, int V>
@@ -127,9 +130,9 @@ void launch_grad(const sg_call *call, const Extent &extent) {
   const sg_tensor *dh = input(call, 0), *gate = input(call, 1), *up = input(call, 2);
   const sg_tensor *dgate = output(call, 0), *dup = output(call, 1);
   const Blocks<V, 1> blocks = Blocks<V, 1>::of(extent);
-  glu_grad_packs<Activation, T, V><<<static_cast<unsigned>(extent.rows * blocks.per_row), kThreads, 0, stream(call)>>>(
-      blocks, rows_of<const T>(dh, extent.n), rows_of<const T>(gate, extent.n), rows_of<const T>(up, extent.n),
-      rows_of<T>(dgate, extent.n), rows_of<T>(dup, extent.n));
+  launch_ahead(call, static_cast<unsigned>(extent.rows * blocks.per_row), kThreads, 0, glu_grad_packs<Activation, T, V>,
+               blocks, rows_of<const T>(dh, extent.n), rows_of<const T>(gate, extent.n),
+               rows_of<const T>(up, extent.n), rows_of<T>(dgate, extent.n), rows_of<T>(dup, extent.n));
 }
 
 int32_t supports(const sg_call *call) {

@@ -57,9 +57,9 @@ void launch(const sg_call *call, const FewProblem &p) {
   const bool packed =
       p.k % 8 == 0 && can_pack<8>(x, p.tokens > 1 ? p.x_stride : 0) && can_pack<8>(rows, p.n > 1 ? stride : 0);
   const int64_t blocks = ceil_div(p.n, kFewRows) * few_slices(p.tokens);
-  const auto kernel = !packed                                               ? linear_few_kernel<false, kFewBlocks, Y>
-                      : few_blocks_of_unit(blocks, p.k) == kMostFewBlocks ? linear_few_kernel<true, kMostFewBlocks, Y>
-                                                                            : linear_few_kernel<true, kFewBlocks, Y>;
+  const auto kernel = !packed                                         ? linear_few_kernel<false, kFewBlocks, Y>
+                      : few_blocks_of_unit(blocks) == kMostFewBlocks ? linear_few_kernel<true, kMostFewBlocks, Y>
+                                                                      : linear_few_kernel<true, kFewBlocks, Y>;
   launch_ahead(call, static_cast<unsigned>(blocks), kFewThreads, 0, kernel, p, stride, x, rows,
                data<const Y>(input(call, 3)), data<Y>(output(call, 0)));
 }

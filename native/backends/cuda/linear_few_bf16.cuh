@@ -50,11 +50,10 @@ struct FewWeights {
 // multiplied. Three: it is not, and a group's registers are free for another block.
 constexpr int kFewBlocks = 2, kMostFewBlocks = 3;
 
-// Three where warps have one group each, or where they make one wave of what would be more than one of two.
-inline int few_blocks_of_unit(int64_t blocks, int64_t k) {
+// Three where they make one wave of what would be more than one of two.
+inline int few_blocks_of_unit(int64_t blocks) {
   const int64_t units = device().units;
-  const bool one_wave = blocks > kFewBlocks * units && blocks <= kMostFewBlocks * units;
-  return one_wave || k <= kFewWarps * kGroup ? kMostFewBlocks : kFewBlocks;
+  return blocks > kFewBlocks * units && blocks <= kMostFewBlocks * units ? kMostFewBlocks : kFewBlocks;
 }
 
 // sums = this warp's part of kFewRows rows times the tokens: warps take groups of terms in turn. terms(at) gives the

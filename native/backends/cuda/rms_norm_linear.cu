@@ -215,15 +215,21 @@ int32_t supports(const sg_call *call) {
   return read_normed(call, &p) ? 10 : 0;
 }
 
+// Bytes of a block's shared memory: of its normed tokens, and all.
+int normed_bytes(const NormedProblem &p) { return 2 * p.padded * std::min(p.slice, p.product.tokens); }
+int block_bytes(const NormedProblem &p) {
+  constexpr int kSums = 2 * kFewWarps * kFewRows * kFewStride * static_cast<int>(sizeof(float)), kOther = 2 << 10;
+  return normed_bytes(p) + kSums + kOther;
+}
+
 template <bool gated, bool packed, int most, class X>
 void launch_blocks(const sg_call *call, const NormedProblem &p) {
   const FewProblem &product = p.product;
   const sg_tensor *y = output(call, 0);
   const int64_t tiles = ceil_div(gated ? product.n / 2 : product.n, Tile<gated>::kColumns);
   const int64_t slices = ceil_div(product.tokens, p.slice);
-  const int shared = 2 * p.padded * std::min(p.slice, product.tokens);
-  constexpr int kOwn = 2 * kFewWarps * kFewRows * kFewStride * 4;  // bytes that a block takes besides
-  const int64_t of_unit = std::clamp(kSharedOfUnit / (shared + kOwn), 1, most);
+  const int64_t of_unit = std::clamp(kSharedOfUnit / block_bytes(p), 1, most);
+  const int shared = normed_bytes(p);
   const int64_t blocks = std::min(tiles, ceil_div(of_unit * device().units, slices)) * slices;
   const auto kernel = rms_norm_linear_few<gated, packed, most, X>;
   cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
@@ -240,7 +246,8 @@ void launch(const sg_call *call, const NormedProblem &p) {
                       p.norm.packable<8>();
   if (!packed) {
     launch_blocks<gated, false, kFewBlocks, X>(call, p);
-  } else if (few_blocks_of_unit(ceil_div(product.n, kFewRows), product.k) == kMostFewBlocks) {
+  } else if (few_blocks_of_unit(ceil_div(product.n, kFewRows)) == kMostFewBlocks &&
+             kMostFewBlocks * block_bytes(p) <= kSharedOfUnit) {
     launch_blocks<gated, true, kMostFewBlocks, X>(call, p);
   } else {
     launch_blocks<gated, true, kFewBlocks, X>(call, p);

@@ -18,6 +18,7 @@ struct GatherShape {
 template <int N, bool packed, class Bits>
 __global__ void __launch_bounds__(kWarpTaskThreads)
     gather_kernel(GatherShape shape, const Bits *x, const int32_t *rows, Bits not_a_number, Bits *y) {
+  wait_for_kernels_ahead();
   const int64_t task = warp_task(), entry = task / shape.segments;
   if (entry >= shape.picked) return;
   const int64_t column = task % shape.segments * (32 * N * kPacks) + lane_index() * N;
@@ -62,11 +63,9 @@ void gather(const sg_call *call, Bits not_a_number) {
   GatherShape shape{x->shape[0], rows->shape[0], x->shape[1], ceil_div(x->shape[1], 32 * N * kPacks)};
   const int32_t *picked = data<const int32_t>(rows);
   const unsigned blocks = warp_task_blocks(shape.picked * shape.segments);
-  if (can_pack<N>(from, shape.width) && can_pack<N>(to, shape.width)) {
-    gather_kernel<N, true><<<blocks, kWarpTaskThreads, 0, stream(call)>>>(shape, from, picked, not_a_number, to);
-  } else {
-    gather_kernel<N, false><<<blocks, kWarpTaskThreads, 0, stream(call)>>>(shape, from, picked, not_a_number, to);
-  }
+  const bool packed = can_pack<N>(from, shape.width) && can_pack<N>(to, shape.width);
+  const auto kernel = packed ? gather_kernel<N, true, Bits> : gather_kernel<N, false, Bits>;
+  launch_ahead(call, blocks, kWarpTaskThreads, 0, kernel, shape, from, picked, not_a_number, to);
 }
 
 int32_t gather_supports(const sg_call *call) {
