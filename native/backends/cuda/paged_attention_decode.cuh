@@ -62,6 +62,26 @@ __device__ inline bool goes_on(const PagedProblem &p, const PagedIndices &at, in
          is_known(p, sequence, position) && is_known(p, sequence, next_position);
 }
 
+// A bit for each token of a window, or for each thread of a block of as many.
+struct TokenBits {
+  uint32_t words[kWindowTokens / 32];
+
+  // The thread's own. By all threads of a block, of which there are kWindowTokens; a barrier has to follow.
+  __device__ void put(bool value) {
+    const uint32_t word = __ballot_sync(0xffffffffu, value);
+    if (threadIdx.x % 32 == 0) words[threadIdx.x / 32] = word;
+  }
+  __device__ bool any() const { return (words[0] | words[1] | words[2] | words[3]) != 0; }
+  // The first index from `from` on whose bit is `value`, or kWindowTokens.
+  __device__ int find(int from, bool value) const {
+    for (int index = from; index < kWindowTokens; index = (index / 32 + 1) * 32) {
+      const uint32_t word = (value ? words[index / 32] : ~words[index / 32]) >> index % 32;
+      if (word != 0) return index + __ffs(static_cast<int>(word)) - 1;
+    }
+    return kWindowTokens;
+  }
+};
+
 // Neither padding nor part of a run.
 __device__ inline bool is_alone(const PagedProblem &p, const PagedIndices &at, int tokens, int token) {
   if (at.sequence_ids[token] < 0) return false;

@@ -17,10 +17,16 @@ constexpr int kMostTokens = 1 << 24;
 constexpr int kMostLoneTokens = 16;  // of a call whose tokens are all taken as standing alone
 constexpr int kTokenBlocks = 128;    // that share the lone tokens of a call with one of many heads, if it has more
 constexpr int kEnoughBlocks = 512;   // for the device, of one token and key-value head each
+static_assert(kWindowTokens == kDecodeThreads);
 
 // Blocks of one key-value head that share the lone tokens of a call, where it has more tokens.
 inline int token_blocks(int64_t kv_heads) {
   return std::max<int>(kTokenBlocks, static_cast<int>(ceil_div(kEnoughBlocks, kv_heads)));
+}
+
+// The same where most tokens tend to belong to runs: no more than the device holds at once, as most may find nothing.
+inline int mixed_token_blocks(int64_t kv_heads) {
+  return static_cast<int>(ceil_div(3 * device().units, kv_heads));
 }
 
 // Whether a block makes a whole token of one key-value head. The workspace then holds no batches.
@@ -144,28 +150,6 @@ __global__ void __launch_bounds__(DIM)
   *to = from_float<bf16>(sum / fold.total);
 }
 
-// The n-th token that stands alone, or -1. By all threads of a block; `counts` is free again when it returns.
-__device__ inline int find_alone(const PagedProblem &p, const PagedIndices &at, int tokens, int n, int *counts) {
-  const int each = (tokens + kDecodeThreads - 1) / kDecodeThreads, thread = static_cast<int>(threadIdx.x);
-  const int begin = min(thread * each, tokens), end = min(begin + each, tokens);
-  int count = 0;
-  for (int token = begin; token < end; ++token) count += is_alone(p, at, tokens, token);
-  if (thread == 0) counts[kDecodeThreads] = -1;
-  counts[thread] = count;
-  __syncthreads();
-  int before = 0;
-  for (int i = 0; i < thread; ++i) before += counts[i];
-  if (before <= n && n < before + count) {
-    int left = n - before, token = begin;
-    while (!is_alone(p, at, tokens, token) || left-- > 0) ++token;
-    counts[kDecodeThreads] = token;
-  }
-  __syncthreads();
-  const int found = counts[kDecodeThreads];
-  __syncthreads();
-  return found;
-}
-
 // Batches that a block folded, in shared memory: each thread owns four neighbours out of every 512, which nobody else
 // reads.
 struct Folded {
@@ -227,31 +211,38 @@ __device__ __forceinline__ void make_token(const PagedProblem &p, const PagedInd
   }
 }
 
-// Tokens that are blocks: block (kv head, token), or (kv head, one of those that share the lone tokens).
+// The result of one token and key-value head: its mean, 0 for padding, NaN where it is not known.
+template <int DIM, int COLUMNS>
+__device__ __forceinline__ void make_any_token(const PagedProblem &p, const PagedIndices &at, const PagedTensors &t,
+                                               int token, int kv_head, unsigned char *shared, float4 *halves) {
+  if (is_known(p, at.sequence_ids[token], at.positions[token])) {
+    make_token<DIM, COLUMNS>(p, at, t, token, kv_head, shared, halves);
+    return;
+  }
+  bf16 *const to = t.o + token * p.o_stride + static_cast<int64_t>(kv_head) * p.group * DIM;
+  const bf16 nothing = from_float<bf16>(at.sequence_ids[token] < 0 ? 0.0f : not_a_number());
+  for (int i = threadIdx.x; i < p.group * DIM; i += kDecodeThreads) to[i] = nothing;
+}
+
+// Block (kv head, y) makes those of the tokens y, y + gridDim.y, ... that stand alone, or all of them where no token
+// belongs to a run. Each thread looks at one of these, so that a call without lone tokens costs a look or two.
 template <int DIM, int COLUMNS>
 __global__ void __launch_bounds__(kDecodeThreads, COLUMNS == 1 ? 3 : 2)
     paged_tokens(PagedProblem p, PagedIndices at, PagedTensors t, int tokens, bool has_runs) {
   extern __shared__ __align__(16) unsigned char shared[];
   __shared__ float4 halves[DecodeWarp<DIM, COLUMNS>::kShared];
-  __shared__ int counts[kDecodeThreads + 1];
+  __shared__ TokenBits own;
   wait_for_kernels_ahead();
-  const int kv_head = blockIdx.x;
-  for (int n = blockIdx.y; n < tokens; n += static_cast<int>(gridDim.y)) {
-    int token = n;
-    if (has_runs && tokens > static_cast<int>(gridDim.y)) {
-      token = find_alone(p, at, tokens, n, counts);
-      if (token < 0) return;
-    } else if (has_runs && !is_alone(p, at, tokens, token)) {  // padding is the other kernel's, where there is one
-      return;
-    }
-    if (is_known(p, at.sequence_ids[token], at.positions[token])) {
-      make_token<DIM, COLUMNS>(p, at, t, token, kv_head, shared, halves);
-    } else {
-      bf16 *const to = t.o + token * p.o_stride + static_cast<int64_t>(kv_head) * p.group * DIM;
-      const bf16 nothing = from_float<bf16>(at.sequence_ids[token] < 0 ? 0.0f : not_a_number());
-      for (int i = threadIdx.x; i < p.group * DIM; i += kDecodeThreads) to[i] = nothing;
-    }
+  const int step = static_cast<int>(gridDim.y);
+  for (int first = blockIdx.y; first < tokens; first += kDecodeThreads * step) {
+    const int token = first + static_cast<int>(threadIdx.x) * step;
+    own.put(token < tokens && (!has_runs || is_alone(p, at, tokens, token)));  // padding is the other kernel's
     __syncthreads();
+    for (int i = own.find(0, true); i < kDecodeThreads; i = own.find(i + 1, true)) {
+      make_any_token<DIM, COLUMNS>(p, at, t, first + i * step, blockIdx.x, shared, halves);
+      __syncthreads();  // shared memory is free
+    }
+    __syncthreads();  // every warp has seen that there is no further one
   }
 }
 
@@ -263,7 +254,8 @@ void launch_lone_tokens(const sg_call *call, const PagedProblem &p, const PagedT
     const int shared = folded_bytes(p) + 2 * batch_splits(DIM) * split_bytes(p);
     const auto kernel = paged_tokens<DIM, COLUMNS>;
     cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
-    const dim3 blocks(kv_heads, static_cast<unsigned>(std::min(tokens, token_blocks(kv_heads))));
+    const int most = has_runs ? mixed_token_blocks(kv_heads) : token_blocks(kv_heads);
+    const dim3 blocks(kv_heads, static_cast<unsigned>(std::min(tokens, most)));
     launch_ahead(call, blocks, kDecodeThreads, static_cast<size_t>(shared), kernel, p, at, t, tokens, has_runs);
     return;
   }

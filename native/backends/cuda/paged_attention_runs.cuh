@@ -3,9 +3,9 @@
 //
 // A block takes one head of a window of 128 tokens, finds the runs in it, and makes one after the other as attention.cu
 // makes a tile of queries; a window of one long run, the common one, is one tile. Where a tile is of 64 queries (heads
-// of 256), two blocks share the window: each takes its half of every run. Keys and values come through the table, 64 at
-// a time. Heads are padded with zeros in shared memory to 64, 128 or 256. Padding gives rows of 0 here; tokens that
-// stand alone are not touched.
+// of 256), two blocks share the window: each takes its half of every run. Windows that see most come first. Keys and
+// values come through the table, 64 at a time, the next ones while these are used. Heads are padded with zeros in
+// shared memory to 64, 128 or 256. Padding gives rows of 0 here; tokens that stand alone are not touched.
 //
 // Floor: 2 (head_dim + value_dim) FLOPs for each visible pair and head, at the rate of mma.sync.
 #pragma once
@@ -19,36 +19,29 @@ constexpr int kRunKeys = 64;  // of a tile of keys
 constexpr int kRunPlaces = kRunKeys / kTileKeys;
 static_assert(kWindowTokens == kAttentionThreads);
 
-// Which tokens of a window go on with the next one, a bit each.
-struct Links {
-  uint32_t words[kWindowTokens / 32];
-
-  __device__ bool any() const { return (words[0] | words[1] | words[2] | words[3]) != 0; }
-  // The first index from `from` on whose bit is `value`, or kWindowTokens.
-  __device__ int find(int from, bool value) const {
-    for (int index = from; index < kWindowTokens; index = (index / 32 + 1) * 32) {
-      const uint32_t word = (value ? words[index / 32] : ~words[index / 32]) >> index % 32;
-      if (word != 0) return index + __ffs(static_cast<int>(word)) - 1;
-    }
-    return kWindowTokens;
-  }
-};
-
 struct Run {
   int first, count;  // tokens
   int sequence, position;  // of the first
 };
 
-// Where the cache holds the four tiles of 16 of the keys [key, key + kRunKeys): -1 for one that is not there, or that
-// no token of the run sees.
-__device__ __forceinline__ void find_places(int (&places)[kRunPlaces], const PagedHead &head, int key,
-                                            const Bounds &bounds) {
-#pragma unroll
-  for (int i = 0; i < kRunPlaces; ++i) {
-    const int first = key + i * kTileKeys;
-    places[i] = first < bounds.end && first + kTileKeys > bounds.begin ? head.tile_at(first / kTileKeys) : -1;
+// Where the cache holds the tiles of 16 of a run's keys, while it is walked over them: lane l of each warp knows the
+// place of tile 32 n + l, -1 for one that is not there or that no token of the run sees.
+struct RunPlaces {
+  int places;
+
+  // Those from the tile of `key` on.
+  __device__ __forceinline__ void find(const PagedHead &head, int key, const Bounds &bounds) {
+    const int tile = key / kTileKeys + lane_index();
+    places = tile * kTileKeys < bounds.end ? head.tile_at(tile) : -1;
   }
-}
+  // Those of the tile of keys that begins at `key`, a tile further each time. They are looked up long before.
+  __device__ __forceinline__ void take(int (&taken)[kRunPlaces], const PagedHead &head, int key, const Bounds &bounds) {
+    const int lane = (key / kTileKeys - bounds.begin / kTileKeys) % 32;
+#pragma unroll
+    for (int i = 0; i < kRunPlaces; ++i) taken[i] = __shfl_sync(0xffffffffu, places, lane + i);
+    if (lane + kRunPlaces == 32) find(head, key + kRunKeys, bounds);
+  }
+};
 
 // Of the tiles that heads of `dim` are padded to.
 constexpr int padded_dim(int dim) { return dim <= 64 ? 64 : dim <= 128 ? 128 : 256; }
@@ -59,32 +52,45 @@ template <int DIM>
 __device__ __forceinline__ void load_paged_tile(unsigned char *tile, const bf16 *cache, int64_t stride,
                                                 const int (&places)[kRunPlaces], int key, const Bounds &bounds) {
   constexpr int chunks = padded_dim(DIM) / 8, step = kAttentionThreads / chunks;
+  static_assert(kTileKeys % step == 0);
   const int chunk = static_cast<int>(threadIdx.x) % chunks, own = static_cast<int>(threadIdx.x) / chunks;
   const bool in_row = chunks * 8 == DIM || chunk * 8 < DIM;
+  const bf16 *const from = cache + own * stride + chunk * 8;
   const uint32_t to = shared_address(tile);
 #pragma unroll
   for (int i = 0; i < kRunKeys / step; ++i) {
     const int row = own + i * step, place = places[i * step / kTileKeys];
     const bool valid = in_row && place >= 0 && key + row >= bounds.begin && key + row < bounds.end;
-    const int64_t at = valid ? static_cast<int64_t>(place) * kTileKeys + row % kTileKeys : 0;
-    const uint32_t place_of_chunk = to + row * kRowBytes<padded_dim(DIM)> + ((chunk ^ (row & 7)) << 4);
-    copy_async_16(place_of_chunk, cache + at * stride + chunk * 8, valid);
+    const int64_t at = static_cast<int64_t>(max(place, 0)) * kTileKeys + i * step % kTileKeys;
+    copy_async_16(to + row * kRowBytes<padded_dim(DIM)> + ((chunk ^ (row & 7)) << 4), from + at * stride, valid);
   }
 }
 
+// Tiles of keys and of values that lie in shared memory at a time. Heads of 256 leave room for one of each.
+constexpr int run_stages(int padded) { return padded <= 128 ? 2 : 1; }
+
 template <int DIM, bool CAPPED>
 struct RunTiles {
-  static constexpr int kDim = padded_dim(DIM);
+  static constexpr int kDim = padded_dim(DIM), kStages = run_stages(kDim);
+  static constexpr int kTileBytes = kRunKeys * kRowBytes<kDim>;
   using Tile = ForwardTile<kDim>;
   static_assert(kWindowTokens % Tile::kQueries == 0 && Tile::kKeys == kRunKeys);
+  static constexpr size_t kBytes =
+      Tile::kQueries * kRowBytes<kDim> + 2 * kStages * kTileBytes + (Tile::kQueries + 1) * sizeof(TokenRange);
   unsigned char *queries, *keys, *values;
-  TokenRange *ranges;
+  TokenRange *ranges, *missing;  // keys that tokens see; keys that the cache does not hold lie in `missing`
 
   __device__ explicit RunTiles(unsigned char *shared)
       : queries(shared),
         keys(queries + Tile::kQueries * kRowBytes<kDim>),
-        values(keys + kRunKeys * kRowBytes<kDim>),
-        ranges(reinterpret_cast<TokenRange *>(values + kRunKeys * kRowBytes<kDim>)) {}
+        values(keys + kStages * kTileBytes),
+        ranges(reinterpret_cast<TokenRange *>(values + kStages * kTileBytes)),
+        missing(ranges + Tile::kQueries) {}
+
+  // Where the warp's lanes read.
+  struct Addresses {
+    uint32_t queries, keys, values;
+  };
 
   // o of a run of at most kQueries tokens, for one head. By all threads of the block.
   __device__ __forceinline__ void make(const PagedProblem &p, const LogitFactors &factors, const Run &run,
@@ -95,93 +101,146 @@ struct RunTiles {
     const int window = static_cast<int>(min(p.window, static_cast<int64_t>(1) << 30));
     const int first_key = window > 0 ? max(position - window + 1, 0) : 0;
     if (threadIdx.x < Tile::kQueries) ranges[threadIdx.x] = {first_key, position + 1};
+    if (threadIdx.x == 0) *missing = {INT_MAX, 0};
     __syncthreads();
     const int warp_row = static_cast<int>(threadIdx.x) / 32 * Tile::kWarpRows;
     const Bounds block = bounds_of(ranges, Tile::kQueries);
-    const Bounds warp = bounds_of(ranges + warp_row, Tile::kWarpRows);
-    TokenRange missing = {INT_MAX, 0};  // keys that the cache does not hold
-
-    const uint32_t query_rows = shared_address(queries) + warp_row * kRowBytes<kDim> + lane_by_rows<kDim>();
-    const uint32_t key_columns = shared_address(keys) + lane_by_columns<kDim>();
-    const uint32_t value_rows = shared_address(values) + lane_by_rows<kDim>();
+    Bounds warp = bounds_of(ranges + warp_row, Tile::kWarpRows);
+    if (warp_row >= run.count) warp.end = 0;  // none of the warp's rows is a token
+    const Addresses at = {shared_address(queries) + warp_row * kRowBytes<kDim> + lane_by_rows<kDim>(),
+                          shared_address(keys) + lane_by_columns<kDim>(),
+                          shared_address(values) + lane_by_rows<kDim>()};
     ForwardWarp<kDim, CAPPED> state;
     state.clear();
-    const int begin = block.begin / kTileKeys * kTileKeys;
-    int places[kRunPlaces];
-    find_places(places, head, begin, block);
-    load_paged_tile<DIM>(keys, head.keys, head.key_stride, places, begin, block);
-    for (int key = begin; key < block.end; key += kRunKeys) {
-      const bool seen = warp_row < run.count && warp.touch(key, kRunKeys);
-      note_missing(&missing, places, key, block);
-      int next[kRunPlaces];
-      find_places(next, head, key + kRunKeys, block);
-      uint32_t weights[Tile::kRowTiles][Tile::kKeyTiles / 2][4];
-      wait_copies();
-      __syncthreads();  // keys are here, and the last tile's values were used
-      load_paged_tile<DIM>(values, head.values, head.value_stride, places, key, block);
-      if (seen) {
-        state.see_keys(weights, query_rows, key_columns, factors.tangent, factors.logit, ranges + warp_row, warp, key);
-      }
-      wait_copies();
-      __syncthreads();  // values are here, and the keys were used
-      if (key + kRunKeys < block.end) {
-        load_paged_tile<DIM>(keys, head.keys, head.key_stride, next, key + kRunKeys, block);
-      }
-      if (seen) multiply_packed<kDim>(state.sums, weights, value_rows);
-#pragma unroll
-      for (int i = 0; i < kRunPlaces; ++i) places[i] = next[i];
+    if constexpr (kStages == 2) {
+      walk_two_stages(state, factors, head, at, ranges + warp_row, block, warp);
+    } else {
+      walk_one_stage(state, factors, head, at, ranges + warp_row, block, warp);
     }
     float factor[Tile::kRowTiles][2], all[Tile::kRowTiles][2];
     state.means(factor, all);
-    spoil(factor, missing, warp_row);
+    spoil(factor, ranges + warp_row);
     unsigned char *const own = queries + warp_row * kRowBytes<kDim>;  // no other warp reads these queries
     put_fragments<kDim>(own, state.sums, factor);
     __syncwarp();
     store_rows<kDim, Tile::kWarpRows, kDim>(own, o, run.first + warp_row, run.first + run.count, 0);
   }
 
-  // Every thread knows every tile's places.
-  __device__ static __forceinline__ void note_missing(TokenRange *missing, const int (&places)[kRunPlaces], int key,
-                                                      const Bounds &bounds) {
-#pragma unroll
-    for (int i = 0; i < kRunPlaces; ++i) {
-      const int first = max(key + i * kTileKeys, bounds.begin), end = min(key + (i + 1) * kTileKeys, bounds.end);
-      if (places[i] >= 0 || first >= end) continue;
-      missing->begin = min(missing->begin, first);
-      missing->end = max(missing->end, end);
+  // The next tile's keys and values arrive while one is used, a barrier a tile.
+  __device__ __forceinline__ void walk_two_stages(ForwardWarp<kDim, CAPPED> &state, const LogitFactors &factors,
+                                                  const PagedHead &head, const Addresses &at, const TokenRange *rows,
+                                                  const Bounds &block, const Bounds &warp) const {
+    const int begin = block.begin / kTileKeys * kTileKeys;
+    RunPlaces places;
+    places.find(head, begin, block);
+    load_stage(head, places, begin, block, 0);
+    for (int key = begin, stage = 0; key < block.end; key += kRunKeys, stage ^= kTileBytes) {
+      wait_copies();
+      __syncthreads();  // the tile is here, and the last one was used
+      if (key + kRunKeys < block.end) load_stage(head, places, key + kRunKeys, block, stage ^ kTileBytes);
+      if (!warp.touch(key, kRunKeys)) continue;
+      uint32_t weights[Tile::kRowTiles][Tile::kKeyTiles / 2][4];
+      state.see_keys(weights, at.queries, at.keys + stage, factors.tangent, factors.logit, rows, warp, key);
+      multiply_packed<kDim>(state.sums, weights, at.values + stage);
+    }
+  }
+  // `stage`: bytes from the first stage's tiles.
+  __device__ __forceinline__ void load_stage(const PagedHead &head, RunPlaces &places, int key, const Bounds &bounds,
+                                             int stage) const {
+    int taken[kRunPlaces];
+    places.take(taken, head, key, bounds);
+    load_paged_tile<DIM>(keys + stage, head.keys, head.key_stride, taken, key, bounds);
+    load_paged_tile<DIM>(values + stage, head.values, head.value_stride, taken, key, bounds);
+    note_missing(taken, key, bounds);
+  }
+
+  // Keys of the next tile arrive while values are used, values while keys are.
+  __device__ __forceinline__ void walk_one_stage(ForwardWarp<kDim, CAPPED> &state, const LogitFactors &factors,
+                                                 const PagedHead &head, const Addresses &at, const TokenRange *rows,
+                                                 const Bounds &block, const Bounds &warp) const {
+    const int begin = block.begin / kTileKeys * kTileKeys;
+    RunPlaces places;
+    places.find(head, begin, block);
+    int taken[kRunPlaces];
+    places.take(taken, head, begin, block);
+    load_paged_tile<DIM>(keys, head.keys, head.key_stride, taken, begin, block);
+    for (int key = begin; key < block.end; key += kRunKeys) {
+      const bool seen = warp.touch(key, kRunKeys);
+      uint32_t weights[Tile::kRowTiles][Tile::kKeyTiles / 2][4];
+      wait_copies();
+      __syncthreads();  // keys are here, and the last tile's values were used
+      load_paged_tile<DIM>(values, head.values, head.value_stride, taken, key, block);
+      note_missing(taken, key, block);
+      if (seen) state.see_keys(weights, at.queries, at.keys, factors.tangent, factors.logit, rows, warp, key);
+      wait_copies();
+      __syncthreads();  // values are here, and the keys were used
+      if (key + kRunKeys < block.end) {
+        places.take(taken, head, key + kRunKeys, block);
+        load_paged_tile<DIM>(keys, head.keys, head.key_stride, taken, key + kRunKeys, block);
+      }
+      if (seen) multiply_packed<kDim>(state.sums, weights, at.values);
     }
   }
 
-  // Rows that see keys which are missing become NaN.
-  __device__ __forceinline__ void spoil(float (&factor)[Tile::kRowTiles][2], const TokenRange &missing,
-                                        int warp_row) const {
-    if (missing.begin >= missing.end) return;
+  // To be seen after the next barrier.
+  __device__ __forceinline__ void note_missing(const int (&places)[kRunPlaces], int key, const Bounds &bounds) const {
+#pragma unroll
+    for (int i = 0; i < kRunPlaces; ++i) {
+      const int first = max(key + i * kTileKeys, bounds.begin), end = min(key + (i + 1) * kTileKeys, bounds.end);
+      if (places[i] >= 0 || first >= end || threadIdx.x != 0) continue;
+      *missing = {min(missing->begin, first), max(missing->end, end)};
+    }
+  }
+
+  // Rows that see keys which are missing become NaN. `rows`: the warp's ranges.
+  __device__ __forceinline__ void spoil(float (&factor)[Tile::kRowTiles][2], const TokenRange *rows) const {
+    if (missing->begin >= missing->end) return;
 #pragma unroll
     for (int mt = 0; mt < Tile::kRowTiles; ++mt) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const TokenRange range = ranges[warp_row + mt * 16 + half * 8 + static_cast<int>(threadIdx.x) % 32 / 4];
-        if (range.begin < missing.end && range.end > missing.begin) factor[mt][half] = not_a_number();
+        const TokenRange range = rows[mt * 16 + half * 8 + lane_index() / 4];
+        if (range.begin < missing->end && range.end > missing->begin) factor[mt][half] = not_a_number();
       }
     }
   }
 };
 
-// Block (head, part of a window's runs, window): one-dimensional, the last windows, which tend to see most, first.
+// The `rank`-th window in the order of what they see, most first, so that no long one is left for the end; in the order
+// of their tokens, last first, where there are many. `seen`: kWindowTokens + 1 elements. By all threads of a block.
+__device__ inline int find_window(const PagedIndices &at, int tokens, int rank, int *seen) {
+  const int windows = (tokens + kWindowTokens - 1) / kWindowTokens, own = static_cast<int>(threadIdx.x);
+  if (windows > kWindowTokens) return windows - 1 - rank;
+  if (own < windows) {  // its first or its last token sees most, or nearly so
+    const int first = own * kWindowTokens, last = min(first + kWindowTokens, tokens) - 1;
+    seen[own] = max(at.sequence_ids[first] < 0 ? -1 : at.positions[first],
+                    at.sequence_ids[last] < 0 ? -1 : at.positions[last]);
+  }
+  __syncthreads();
+  if (own < windows) {
+    int before = 0;
+    for (int i = 0; i < windows; ++i) before += seen[i] > seen[own] || (seen[i] == seen[own] && i > own);
+    if (before == rank) seen[kWindowTokens] = own;
+  }
+  __syncthreads();
+  return seen[kWindowTokens];
+}
+
+// Block (head, part of a window's runs, rank of the window): one-dimensional.
 template <int DIM, bool CAPPED>
 __global__ void __launch_bounds__(kAttentionThreads, ForwardTile<padded_dim(DIM)>::kBlocks)
     paged_runs(PagedProblem p, PagedIndices at, PagedTensors t, HeadRows<const bf16> q, HeadRows<bf16> o, int tokens) {
   extern __shared__ __align__(1024) unsigned char shared[];
-  __shared__ Links links;
+  __shared__ int seen[kWindowTokens + 1];
+  __shared__ TokenBits links;  // whether a token goes on with the next one
   wait_for_kernels_ahead();
   constexpr int kQueries = ForwardTile<padded_dim(DIM)>::kQueries, kParts = kWindowTokens / kQueries;
   const int head = static_cast<int>(blockIdx.x) % p.heads;
-  const int place = (static_cast<int>(gridDim.x) - 1 - static_cast<int>(blockIdx.x)) / p.heads;
-  const int window = place / kParts, skipped = place % kParts * kQueries;  // tokens of a run that others take
-  const int first = window * kWindowTokens, token = first + static_cast<int>(threadIdx.x);
-  const bool links_on = token + 1 < tokens && goes_on(p, at, token);
-  const uint32_t word = __ballot_sync(0xffffffffu, links_on);
-  if (threadIdx.x % 32 == 0) links.words[threadIdx.x / 32] = word;
+  const int place = static_cast<int>(blockIdx.x) / p.heads;
+  const int skipped = place % kParts * kQueries;  // tokens of a run that others take
+  const int first = find_window(at, tokens, place / kParts, seen) * kWindowTokens;
+  const int token = first + static_cast<int>(threadIdx.x);
+  links.put(token + 1 < tokens && goes_on(p, at, token));
   if (token < tokens && at.sequence_ids[token] < 0) {
     uint4 *const row = reinterpret_cast<uint4 *>(t.o + token * p.o_stride + static_cast<int64_t>(head) * DIM);
 #pragma unroll
@@ -209,7 +268,7 @@ template <int DIM>
 inline void launch_runs(const sg_call *call, const PagedProblem &p, const PagedTensors &t, int tokens) {
   using Tile = ForwardTile<padded_dim(DIM)>;
   const auto kernel = p.softcap > 0.0f ? paged_runs<DIM, true> : paged_runs<DIM, false>;
-  const int shared = static_cast<int>(Tile::kBytes);
+  const int shared = static_cast<int>(RunTiles<DIM, false>::kBytes);
   cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
   cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
   const int64_t blocks = ceil_div(tokens, kWindowTokens) * (kWindowTokens / Tile::kQueries) * p.heads;
