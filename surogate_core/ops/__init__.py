@@ -9,7 +9,7 @@ from .record import Attr, Op, Operand, PerLayer, Sample, Shape, TensorType, Tole
 FILES = (
     "embedding", "rms_norm", "linear", "low_rank_grad", "rope", "attention", "paged_attention", "glu", "elementwise",
     "dropout", "cross_entropy", "optimizer", "sampling", "dequantize", "feed_tokens", "sample", "token_logprobs",
-    "banked_lora", "rope_kv_write", "rms_norm_linear",
+    "banked_lora", "rope_kv_write", "rms_norm_linear", "norm_rope",
 )
 
 ALL: dict[str, Op] = {op.name: op for file in FILES for op in import_module(f".{file}", __package__).OPS}

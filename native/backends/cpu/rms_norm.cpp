@@ -2,19 +2,10 @@
 // A row is read twice, the second time from the first-level cache: every operand goes through memory once.
 #include <initializer_list>
 
-#include "quant.h"
-#include "rows.h"
+#include "norm.h"
 
 namespace sg::cpu::SG_ISA {
 namespace {
-
-bool is_weight_vector(const sg_tensor *w, const sg_tensor *x) {
-  bool plain = w->dtype == SG_F32 || w->dtype == SG_BF16 || w->dtype == SG_F16;
-  return plain && w->rank == 1 && w->shape[0] == last_dim(x);
-}
-bool is_rstd(const sg_tensor *rstd, const sg_tensor *x) {
-  return rstd->dtype == SG_F32 && num_elements(rstd) == num_rows(x);
-}
 
 bool are_rows(std::initializer_list<const sg_tensor *> operands) {
   for (const sg_tensor *t : operands) {
@@ -39,40 +30,6 @@ struct RowsOf {
   }
   T *operator[](int64_t row) const { return first + (dense ? row * n : row / inner * stride + row % inner * n); }
 };
-
-// weight + unit_offset in fp32, in the workspace: the row loops are then free of the weight's dtype.
-size_t weight_workspace(const sg_call *call, int index) {
-  return static_cast<size_t>(last_dim(call->inputs[index])) * sizeof(float);
-}
-const float *prepare_weight(const sg_call *call, const sg_tensor *weight) {
-  float *out = static_cast<float *>(call->workspace);
-  const int64_t n = weight->shape[0];
-  const vf offset = vset(static_cast<float>(attr_float(call, "unit_offset", 0.0)));
-  decode_row(weight->dtype, weight->data, n, out);
-  for_vectors(n, [&](int64_t i, int m) SG_FLATTEN { vstore_upto(out + i, vadd(vload_upto(out + i, m), offset), m); });
-  return out;
-}
-
-// sum(a * b * c) or, without c, sum(a * b): four chains, since one would wait for its own additions.
-template <class A, class B>
-SG_FLATTEN inline float dot(const A *a, const B *b, const float *c, int64_t n) {
-  vf sum[4] = {vzero(), vzero(), vzero(), vzero()};
-  int64_t i = 0;
-  for (; i + 4 * kLanes <= n; i += 4 * kLanes) {
-    for (int j = 0; j < 4; ++j) {
-      const int64_t at = i + j * kLanes;
-      vf left = vload(a + at);
-      if (c != nullptr) left = vmul(left, vload(c + at));
-      sum[j] = vfma(left, vload(b + at), sum[j]);
-    }
-  }
-  for_vectors(n - i, [&](int64_t k, int m) SG_FLATTEN {
-    vf left = vload_upto(a + i + k, m);
-    if (c != nullptr) left = vmul(left, vload_upto(c + i + k, m));
-    sum[0] = vfma(left, vload_upto(b + i + k, m), sum[0]);
-  });
-  return vsum(vadd(vadd(sum[0], sum[1]), vadd(sum[2], sum[3])));
-}
 
 // ---- rms_norm(x[..., N], weight[N]) -> y[..., N], rstd[...]?
 
@@ -101,11 +58,7 @@ int32_t run(const sg_call *call) {
         for (int64_t row = begin; row < end; ++row) {
           const X *in = xs[row];
           Y *out = ys[row];
-          const float rstd = 1.0f / std::sqrt(dot(in, in, nullptr, n) / static_cast<float>(n) + eps);
-          const vf scale = vset(rstd);
-          for_vectors(n, [&](int64_t i, int m) SG_FLATTEN {
-            vstore_upto(out + i, vmul(vmul(vload_upto(in + i, m), scale), vload_upto(weight + i, m)), m);
-          });
+          const float rstd = norm_row(in, weight, eps, out, n);
           if (rstd_out != nullptr) rstd_out[row] = rstd;
         }
       });
@@ -131,20 +84,6 @@ int32_t grad_supports(const sg_call *call) {
 }
 
 size_t grad_workspace(const sg_call *call) { return weight_workspace(call, 2); }
-
-// One row: dx = rstd * dy * weight - c * x + addend, c = rstd^3 * mean(dy * weight * x).
-template <bool has_addend, class G, class X, class Out>
-SG_FLATTEN inline void grad_row(const G *dy, const X *x, const float *weight, float rstd, const Out *addend, Out *dx,
-                                int64_t n) {
-  const float mean = dot(dy, x, weight, n) / static_cast<float>(n);
-  const vf scale = vset(rstd), c = vset(rstd * rstd * rstd * mean);
-  for_vectors(n, [&](int64_t i, int m) SG_FLATTEN {
-    vf g = vmul(vmul(vload_upto(dy + i, m), scale), vload_upto(weight + i, m));
-    vf result = vfnma(c, vload_upto(x + i, m), g);
-    if constexpr (has_addend) result = vadd(result, vload_upto(addend + i, m));
-    vstore_upto(dx + i, result, m);
-  });
-}
 
 int32_t grad_run(const sg_call *call) {
   const sg_tensor *dy = input(call, 0), *x = input(call, 1), *dx = output(call, 0);

@@ -34,6 +34,22 @@ struct Weight {
 #pragma unroll
     for (int i = 0; i < V; ++i) to[i] += offset;
   }
+  // None, one or two packs, `right` elements apart: both under way before either is waited for.
+  template <int V>
+  __device__ void load_packs(int left, int right, int packs, float (&a)[V], float (&b)[V]) const {
+    with_data([&]<class W>(const W *from) {
+      Pack<W, V> first{}, second{};
+      if (packs > 0) first = cuda::load_pack<V>(from + left);
+      if (packs > 1) second = cuda::load_pack<V>(from + left + right);
+      to_floats<V>(first, a);
+      to_floats<V>(second, b);
+    });
+#pragma unroll
+    for (int i = 0; i < V; ++i) {
+      a[i] += offset;
+      b[i] += offset;
+    }
+  }
   __device__ int element_bytes() const { return dtype == SG_F32 ? 4 : 2; }
   template <int V>
   bool packable() const {

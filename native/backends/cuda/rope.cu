@@ -48,11 +48,7 @@ __device__ inline void bring_operands(const Heads &shape, const T *heads, int co
   if (threadIdx.x != 0 || threadIdx.y != 0) return;
   bring_closer(heads, static_cast<uint32_t>(count * shape.dim * sizeof(T)));
   if (threadIdx.z != 0) return;
-  bring_closer(position);
-  const int64_t first = static_cast<int64_t>(blockIdx.x) * shape.table_share, left = shape.table_rows - first;
-  if (blockIdx.y != 0 || blockIdx.z != 0 || shape.table_share == 0 || left <= 0) return;
-  const int64_t rows = left < shape.table_share ? left : shape.table_share;
-  bring_closer(table + first * shape.half * 2, static_cast<uint32_t>(rows * shape.half * 2 * sizeof(float)));
+  bring_angles(position, table, shape.table_rows, shape.half, shape.table_share);
 }
 
 template <class T, int V, bool interleaved>

@@ -1,6 +1,7 @@
 // Rotary positions: angles from a table, and pairs turned by them in registers.
 #pragma once
 
+#include "prefetch.cuh"
 #include "vectors.cuh"
 
 namespace sg::cuda {
@@ -43,6 +44,17 @@ __device__ inline void load_angles(const float *table, int64_t table_rows, int h
     cos[i] = inside ? words[at / V][at % V] : __int_as_float(0x7fffffff);
     sin[i] = sign * (inside ? words[(at + 1) / V][(at + 1) % V] : 0.0f);
   }
+}
+
+// One thread of a block asks for what its tokens wait for first, their positions, and in the first blocks along the
+// grid's first axis for `share` rows each of the table, where tokens need all of it.
+__device__ inline void bring_angles(const int32_t *position, const float *table, int64_t table_rows, int half,
+                                    int share) {
+  bring_closer(position);
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * share, left = table_rows - first;
+  if (blockIdx.y != 0 || blockIdx.z != 0 || share == 0 || left <= 0) return;
+  const int64_t rows = left < share ? left : share;
+  bring_closer(table + first * half * 2, static_cast<uint32_t>(rows * half * 2 * sizeof(float)));
 }
 
 }  // namespace sg::cuda

@@ -114,18 +114,7 @@ struct Factors {
   __device__ void load(const Norms &norms, const Part<V, interleaved> &part) {
     Weight weight = norms.q;
     if (!part.is_query) weight = norms.k;
-    weight.with_data([&]<class W>(const W *from) {  // both packs under way before either is waited for
-      const Pack<W, V> first = load_pack<V>(from + part.left_at);
-      Pack<W, V> second{};
-      if (part.has_right) second = load_pack<V>(from + part.left_at + part.right_at);
-      to_floats<V>(first, left);
-      to_floats<V>(second, right);
-    });
-#pragma unroll
-    for (int i = 0; i < V; ++i) {
-      left[i] += weight.offset;
-      right[i] += weight.offset;
-    }
+    weight.load_packs<V>(part.left_at, part.right_at, part.has_right ? 2 : 1, left, right);
   }
   __device__ void apply(float rstd, float (&a)[V], float (&b)[V]) const {
 #pragma unroll
