@@ -39,7 +39,7 @@ def test_loss_and_every_gradient(ours):
 def test_training_follows_torch(ours):
     optimizer = AdamW(beta2=0.95, weight_decay=0.1, max_grad_norm=0.5)
     losses, theirs = ours.training_losses(optimizer, 3e-3, 6)
-    np.testing.assert_allclose(losses, theirs, rtol=2e-5)
+    np.testing.assert_allclose(losses, theirs, rtol=4e-5)
     assert theirs[-1] < 0.8 * theirs[0]
 
 
