@@ -11,8 +11,8 @@ from ..dsl import trace
 from ..errors import TrainingError
 from ..ir.graph import BUFFER, Graph
 from ..passes import (
-    LoraSpec, Recipe, autodiff, dead_code, fuse, fuse_low_rank, fuse_projections, lora, paged_kv, precision, recompute,
-    widen_products, widened_names,
+    LoraSpec, Recipe, autodiff, dead_code, fuse, fuse_low_rank, fuse_norm_rope, fuse_projections, lora, paged_kv, precision,
+    recompute, widen_products, widened_names,
 )
 from ..passes.recompute import saved_bytes
 from ..program import EmitOptions, Program, emit
@@ -98,6 +98,8 @@ def training_program(
             widen_products(graph, weights.dtypes(graph), recipe.compute)
         if join_projections:
             fuse_low_rank(graph)
+        if backend != "cpu":  # whose server rounds between the two, and so does its trainer
+            fuse_norm_rope(graph)
         for rewrite in strategy_passes:
             graph = rewrite(graph)
         before = saved_bytes(graph, bindings)
@@ -155,7 +157,7 @@ def _joins_adapters(adapter: LoraSpec | None) -> bool:
 
 def _packed(
     model: LoadedModel, recipe: Recipe, output: str, max_positions: int, adapter: LoraSpec | None,
-    dtypes: Callable[[Graph], Mapping[str, str]], join_projections: bool, widened: Collection[str] | None,
+    dtypes: Callable[[Graph], Mapping[str, str]], join_projections: bool, widened: Collection[str] | None, backend: str,
 ) -> Graph:
     """Forward over packed documents. ``dtypes``: of the stored parameters. ``widened``: names of the weights that have their
     adapters beside them; None for all that can."""
@@ -165,6 +167,8 @@ def _packed(
     precision(fuse(graph), recipe)
     if adapter is not None and (widened is None or widened):
         widen_products(graph, dtypes(graph), recipe.compute, widened)
+    if backend != "cpu":
+        fuse_norm_rope(graph)
     return dead_code(graph)
 
 
@@ -177,7 +181,8 @@ def loss_program(
 
     widened: the `TrainPlan.widened` of a session that writes adapters beside the weights that both read.
     """
-    graph = _packed(model, recipe, output, max_positions, adapter, weights.dtypes, join_projections, widened)
+    graph = _packed(model, recipe, output, max_positions, adapter, weights.dtypes, join_projections, widened,
+                    weights.backend)
     options = EmitOptions(bindings, recipe.compute, weights.dtypes(graph), prefetch=decoding_stream(weights.backend))
     return graph, emit(graph, options)
 
@@ -196,7 +201,8 @@ def evaluation_bytes(
     def dtypes(graph: Graph) -> dict[str, str]:
         return {name: dtype(name, value) for name, value, _ in graph.instances()}
 
-    graph = _packed(model, recipe, "loss", max_positions, adapter, dtypes, join_projections, None if widen else ())
+    graph = _packed(model, recipe, "loss", max_positions, adapter, dtypes, join_projections, None if widen else (),
+                    backend)
     program = emit(graph, EmitOptions(bindings, recipe.compute, dtypes(graph), prefetch=decoding_stream(backend)))
     planned = engine.plan(program.to_bytes(), backend, threads, device)
     return sum(planned["arenas"].values()) + planned["workspace"]

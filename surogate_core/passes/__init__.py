@@ -6,6 +6,7 @@ from .dead_code import dead_code
 from .feed_tokens import feed_tokens
 from .fuse import fuse
 from .fuse_low_rank import fuse_low_rank
+from .fuse_norm_rope import fuse_norm_rope
 from .fuse_norms import fuse_norms
 from .fuse_projections import fuse_projections
 from .fuse_rope import fuse_rope
@@ -17,6 +18,6 @@ from .widen_products import widen_products, widened_names
 
 __all__ = [
     "BankSpec", "LoraSpec", "RECIPES", "Recipe", "adapter_bank", "autodiff", "bank_names", "dead_code", "feed_tokens",
-    "fuse", "fuse_low_rank", "fuse_norms", "fuse_projections", "fuse_rope", "lora", "paged_kv", "precision", "recompute",
-    "widen_products", "widened_names",
+    "fuse", "fuse_low_rank", "fuse_norm_rope", "fuse_norms", "fuse_projections", "fuse_rope", "lora", "paged_kv",
+    "precision", "recompute", "widen_products", "widened_names",
 ]

@@ -53,6 +53,8 @@ struct Task {
   __device__ T *at(const Rows<T> &rows, const Shape &shape, int column) const {
     return rows.data + token * rows.stride + (head * shape.dim + column);
   }
+  // Of the first head, in what has a number a head.
+  __device__ int64_t at_head(const Shape &shape) const { return static_cast<int64_t>(token) * shape.heads + head; }
   // One thread of a token asks for the heads that the block has of it, where they begin at a multiple of 16 bytes.
   template <class T>
   __device__ void bring(const Rows<const T> &rows, const Shape &shape) const {
@@ -189,7 +191,7 @@ __global__ void __launch_bounds__(kThreads, 6)
       scale_both<V>(rstd, by_left, by_right, left, right);
       if (part.turns) turn<V, interleaved>(cos, sin, left, right);
       store_both(out + h * shape.dim, part, left, right);
-      if (rstd_out != nullptr && threadIdx.x == 0) rstd_out[static_cast<int64_t>(task.token) * shape.heads + task.head + h] = rstd;
+      if (rstd_out != nullptr && threadIdx.x == 0) rstd_out[task.at_head(shape) + h] = rstd;
     }
   }
 }
@@ -279,7 +281,7 @@ __global__ void __launch_bounds__(kThreads, 4)
     int32_t position = angles.positions[task.token];
 #pragma unroll
     for (int h = 0; h < kHeads; ++h) {
-      if (h < task.heads) scales[h] = rstd[static_cast<int64_t>(task.token) * shape.heads + task.head + h];
+      if (h < task.heads) scales[h] = rstd[task.at_head(shape) + h];
     }
     weight.load_packs<V>(part.left, part.right, part.packs, by_left, by_right);
     use_from_here(position);
