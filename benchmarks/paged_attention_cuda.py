@@ -4,6 +4,7 @@
     python benchmarks/paged_attention_cuda.py --shape 32x8x128 --sequences 32 --kernel flash --kernel cuda
     python benchmarks/paged_attention_cuda.py --shape 4x1x256 --sequences 64 --position 4096 --window 512 --mixed
     python benchmarks/paged_attention_cuda.py --shape 8x4x256 --sequences 0 --prompt 512 --position 4096
+    python benchmarks/paged_attention_cuda.py --shape 16x8x128 --sequences 0 --prompt 512 --prompts 8 --position 0
     python benchmarks/paged_attention_cuda.py --backend cpu --shape 4x2x64 --sequences 2 --position 100   # that it runs
 
 A line of JSON a case and kernel. All kernels of a case run on the same operands, by turns, as graphs; copies of the
@@ -44,6 +45,7 @@ def main() -> None:
     parser.add_argument("--position", type=int, action="append", help="of a token; default: 640, 4096, 16384")
     parser.add_argument("--mixed", action="store_true", help="positions from a sixteenth of that on")
     parser.add_argument("--prompt", type=int, default=0, help="tokens of one more sequence, from the position on")
+    parser.add_argument("--prompts", type=int, default=1, help="sequences with such a prompt")
     parser.add_argument("--window", type=int, default=0)
     parser.add_argument("--softcap", type=float, default=0.0)
     parser.add_argument("--kernel", action="append", help="default: the one that the registry takes")
@@ -65,21 +67,23 @@ def main() -> None:
 
 
 class Case:
-    """Tokens of ``sequences`` sequences, and a prompt of one more; their blocks lie anywhere in the caches."""
+    """Tokens of ``sequences`` sequences, and prompts of others; their blocks lie anywhere in the caches."""
 
     def __init__(self, args: argparse.Namespace, shape: str, sequences: int, position: int) -> None:
         self.args, self.kernels = args, args.kernel or [""]
         self.heads, self.kv_heads, self.dim = map(int, shape.split("x"))
         rng = np.random.default_rng(0)
         lone = rng.permutation(np.linspace(position // 16 if args.mixed else position, position, sequences).astype(int))
-        self.ids = np.array([*range(sequences), *[sequences] * args.prompt], np.int32)
-        self.positions = np.array([*lone, *range(position, position + args.prompt)], np.int32)
+        prompts = args.prompts if args.prompt else 0
+        everyone = sequences + prompts
+        self.ids = np.array([*range(sequences), *np.repeat(range(sequences, everyone), args.prompt)], np.int32)
+        self.positions = np.array([*lone, *[*range(position, position + args.prompt)] * prompts], np.int32)
         self.facts = {"shape": shape, "sequences": sequences, "position": position, "mixed": args.mixed,
-                      "prompt": args.prompt, "window": args.window}
+                      "prompt": args.prompt, "prompts": prompts, "window": args.window}
         width = -(-(position + max(args.prompt, 1)) // BLOCK_SIZE)
-        blocks = (sequences + bool(args.prompt)) * width
-        self.tables = np.zeros((sequences + 1, max(width, 8192 // BLOCK_SIZE)), np.int32)
-        self.tables[: blocks // width, :width] = rng.permutation(blocks).reshape(-1, width)
+        blocks = everyone * width
+        self.tables = np.zeros((everyone, max(width, 8192 // BLOCK_SIZE)), np.int32)
+        self.tables[:, :width] = rng.permutation(blocks).reshape(-1, width)
         self.rows = blocks * BLOCK_SIZE
         self.cache_bytes = 4 * self.rows * self.kv_heads * self.dim
         self.copies = max(1, min(64, round(LEAST_BYTES / self.cache_bytes))) if args.backend == "cuda" else 1

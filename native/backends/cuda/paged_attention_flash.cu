@@ -1,7 +1,7 @@
 // paged_attention in bf16, heads of 64, 80, 96, 128 or 256. Floor: the cached rows that tokens see, once for every
 // key-value head, or the multiplications of paged_attention_runs.cuh, whichever is more.
 //
-// Which token is what is only known on the device: the kernels of lone tokens (paged_attention_decode.cuh) and of runs
+// Which token is what is only known on the device: blocks of lone tokens (paged_attention_decode.cuh) and of runs
 // (paged_attention_runs.cuh) both look, and each takes its own. Calls of few tokens have the former only, and so have
 // those that say that every token is of another sequence (attribute `lone`). So a token's bits are the same in all
 // calls in which it stands alone, and in all in which it belongs to a run or to none.
@@ -22,11 +22,6 @@ static_assert(kWindowTokens == kDecodeThreads);
 // Blocks of one key-value head that share the lone tokens of a call, where it has more tokens.
 inline int token_blocks(int64_t kv_heads) {
   return std::max<int>(kTokenBlocks, static_cast<int>(ceil_div(kEnoughBlocks, kv_heads)));
-}
-
-// The same where most tokens tend to belong to runs: no more than the device holds at once, as most may find nothing.
-inline int mixed_token_blocks(int64_t kv_heads) {
-  return static_cast<int>(ceil_div(3 * device().units, kv_heads));
 }
 
 // Whether a block makes a whole token of one key-value head. The workspace then holds no batches.
@@ -224,44 +219,65 @@ __device__ __forceinline__ void make_any_token(const PagedProblem &p, const Page
   for (int i = threadIdx.x; i < p.group * DIM; i += kDecodeThreads) to[i] = nothing;
 }
 
-// Block (kv head, y) makes those of the tokens y, y + gridDim.y, ... that stand alone, or all of them where no token
-// belongs to a run. Each thread looks at one of these, so that a call without lone tokens costs a look or two.
+// Those of the tokens first, first + step, ... that stand alone, or all of them where no token belongs to a run, for
+// one key-value head. Each thread looks at one of these: where no token stands alone, a block is done after a look.
 template <int DIM, int COLUMNS>
-__global__ void __launch_bounds__(kDecodeThreads, COLUMNS == 1 ? 3 : 2)
-    paged_tokens(PagedProblem p, PagedIndices at, PagedTensors t, int tokens, bool has_runs) {
-  extern __shared__ __align__(16) unsigned char shared[];
+__device__ __forceinline__ void make_lone_tokens(const PagedProblem &p, const PagedIndices &at, const PagedTensors &t,
+                                                 int tokens, bool has_runs, int first, int step, int kv_head,
+                                                 unsigned char *shared) {
   __shared__ float4 halves[DecodeWarp<DIM, COLUMNS>::kShared];
   __shared__ TokenBits own;
-  wait_for_kernels_ahead();
-  const int step = static_cast<int>(gridDim.y);
-  for (int first = blockIdx.y; first < tokens; first += kDecodeThreads * step) {
+  for (; first < tokens; first += kDecodeThreads * step) {
     const int token = first + static_cast<int>(threadIdx.x) * step;
-    own.put(token < tokens && (!has_runs || is_alone(p, at, tokens, token)));  // padding is the other kernel's
+    own.put(token < tokens && (!has_runs || is_alone(p, at, tokens, token)));  // padding goes with runs
     __syncthreads();
     for (int i = own.find(0, true); i < kDecodeThreads; i = own.find(i + 1, true)) {
-      make_any_token<DIM, COLUMNS>(p, at, t, first + i * step, blockIdx.x, shared, halves);
+      make_any_token<DIM, COLUMNS>(p, at, t, first + i * step, kv_head, shared, halves);
       __syncthreads();  // shared memory is free
     }
     __syncthreads();  // every warp has seen that there is no further one
   }
 }
 
+// Tokens that are all taken as standing alone: block (kv head, y) makes tokens y, y + gridDim.y, ...
 template <int DIM, int COLUMNS>
-void launch_lone_tokens(const sg_call *call, const PagedProblem &p, const PagedTensors &t, int tokens, bool has_runs) {
-  const PagedIndices at = paged_indices(call);
-  const unsigned kv_heads = static_cast<unsigned>(p.heads / p.group);
-  if (makes_whole_tokens(tokens, kv_heads)) {
-    const int shared = folded_bytes(p) + 2 * batch_splits(DIM) * split_bytes(p);
-    const auto kernel = paged_tokens<DIM, COLUMNS>;
-    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
-    const int most = has_runs ? mixed_token_blocks(kv_heads) : token_blocks(kv_heads);
-    const dim3 blocks(kv_heads, static_cast<unsigned>(std::min(tokens, most)));
-    launch_ahead(call, blocks, kDecodeThreads, static_cast<size_t>(shared), kernel, p, at, t, tokens, has_runs);
-    return;
+__global__ void __launch_bounds__(kDecodeThreads, COLUMNS == 1 ? 3 : 2)
+    paged_tokens(PagedProblem p, PagedIndices at, PagedTensors t, int tokens) {
+  extern __shared__ __align__(16) unsigned char shared[];
+  wait_for_kernels_ahead();
+  make_lone_tokens<DIM, COLUMNS>(p, at, t, tokens, false, blockIdx.y, gridDim.y, blockIdx.x, shared);
+}
+
+// Lone tokens and runs side by side, as the former wait for memory and the latter multiply: of `lone_blocks` blocks (kv
+// head, those that share its lone tokens), then those of paged_attention_runs.cuh.
+template <int DIM, int COLUMNS, bool CAPPED>
+__global__ void __launch_bounds__(kAttentionThreads, ForwardTile<padded_dim(DIM)>::kBlocks)
+    paged_mixed(PagedProblem p, PagedIndices at, PagedTensors t, HeadRows<const bf16> q, HeadRows<bf16> o, int tokens,
+                int lone_blocks) {
+  extern __shared__ __align__(1024) unsigned char tiles[];
+  wait_for_kernels_ahead();
+  const int block = static_cast<int>(blockIdx.x), kv_heads = p.heads / p.group;
+  if (block < lone_blocks) {
+    make_lone_tokens<DIM, COLUMNS>(p, at, t, tokens, true, block / kv_heads, lone_blocks / kv_heads, block % kv_heads,
+                                   tiles);
+  } else {
+    make_runs<DIM, CAPPED>(p, at, t, q, o, tokens, block - lone_blocks, tiles);
   }
+}
+
+// Bytes of shared memory that make_lone_tokens needs.
+template <int DIM>
+int lone_bytes(const PagedProblem &p) {
+  return folded_bytes(p) + 2 * batch_splits(DIM) * split_bytes(p);
+}
+
+// Kernels that leave batches of lone tokens in the workspace, and fold them.
+template <int DIM, int COLUMNS>
+void launch_splits(const sg_call *call, const PagedProblem &p, const PagedTensors &t, int tokens, bool has_runs) {
+  const PagedIndices at = paged_indices(call);
   SplitWeights *const weights = static_cast<SplitWeights *>(call->workspace);
   float *const sums = reinterpret_cast<float *>(static_cast<char *>(call->workspace) + weights_bytes(p, tokens));
-  const dim3 blocks(kv_heads, static_cast<unsigned>(tokens),
+  const dim3 blocks(static_cast<unsigned>(p.heads / p.group), static_cast<unsigned>(tokens),
                     static_cast<unsigned>(batches_of_table(p)));
   launch_ahead(call, blocks, kDecodeThreads, static_cast<size_t>(batch_splits(DIM) * split_bytes(p)),
                paged_splits<DIM, COLUMNS>, p, at, t, tokens, has_runs, sums, weights);
@@ -269,15 +285,48 @@ void launch_lone_tokens(const sg_call *call, const PagedProblem &p, const PagedT
                at, tokens, has_runs, static_cast<const float *>(sums), static_cast<const SplitWeights *>(weights), t.o);
 }
 
-template <int DIM>
+template <int DIM, int COLUMNS>
+void launch_tokens(const sg_call *call, const PagedProblem &p, const PagedTensors &t, int tokens) {
+  const auto kernel = paged_tokens<DIM, COLUMNS>;
+  const int shared = lone_bytes<DIM>(p), kv_heads = p.heads / p.group;
+  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
+  const dim3 blocks(static_cast<unsigned>(kv_heads), static_cast<unsigned>(std::min(tokens, token_blocks(kv_heads))));
+  launch_ahead(call, blocks, kDecodeThreads, static_cast<size_t>(shared), kernel, p, paged_indices(call), t, tokens);
+}
+
+// `with_lone`: with blocks for lone tokens, no more than the device holds at once, as most tend to find nothing.
+template <int DIM, int COLUMNS>
+void launch_mixed(const sg_call *call, const PagedProblem &p, const PagedTensors &t, int tokens, bool with_lone) {
+  constexpr int kBlocks = ForwardTile<padded_dim(DIM)>::kBlocks;
+  const auto kernel = p.softcap > 0.0f ? paged_mixed<DIM, COLUMNS, true> : paged_mixed<DIM, COLUMNS, false>;
+  const int shared = std::max(static_cast<int>(RunTiles<DIM, false>::kBytes), with_lone ? lone_bytes<DIM>(p) : 0);
+  const int64_t kv_heads = p.heads / p.group, most = ceil_div(kBlocks * device().units, kv_heads);
+  const int lone = with_lone ? static_cast<int>(std::min<int64_t>(tokens, most) * kv_heads) : 0;
+  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
+  cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
+  launch_ahead(call, static_cast<unsigned>(lone + run_blocks<DIM>(p, tokens)), kAttentionThreads,
+               static_cast<size_t>(shared), kernel, p, paged_indices(call), t, HeadRows<const bf16>(input(call, 0)),
+               HeadRows<bf16>(output(call, 0)), tokens, lone);
+}
+
+template <int DIM, int COLUMNS>
 void launch(const sg_call *call, const PagedProblem &p, const PagedTensors &t, int tokens) {
   const bool has_runs = tokens > kMostLoneTokens && attr_int(call, "lone", 0) == 0;
-  if (p.group <= 8) {
-    launch_lone_tokens<DIM, 1>(call, p, t, tokens, has_runs);
-  } else {
-    launch_lone_tokens<DIM, 2>(call, p, t, tokens, has_runs);
+  const bool whole = makes_whole_tokens(tokens, p.heads / p.group);
+  if (!whole) launch_splits<DIM, COLUMNS>(call, p, t, tokens, has_runs);
+  if (has_runs) {
+    launch_mixed<DIM, COLUMNS>(call, p, t, tokens, whole);
+  } else if (whole) {
+    launch_tokens<DIM, COLUMNS>(call, p, t, tokens);
   }
-  if (has_runs) launch_runs<DIM>(call, p, t, tokens);
+}
+template <int DIM>
+void launch(const sg_call *call, const PagedProblem &p, const PagedTensors &t, int tokens) {
+  if (p.group <= 8) {
+    launch<DIM, 1>(call, p, t, tokens);
+  } else {
+    launch<DIM, 2>(call, p, t, tokens);
+  }
 }
 
 inline bool has_kernels(int dim) { return dim == 64 || dim == 80 || dim == 96 || dim == 128 || dim == 256; }

@@ -226,17 +226,19 @@ __device__ inline int find_window(const PagedIndices &at, int tokens, int rank, 
   return seen[kWindowTokens];
 }
 
-// Block (head, part of a window's runs, rank of the window): one-dimensional.
+// Parts of a window's runs, a block each.
+template <int DIM>
+constexpr int kRunParts = kWindowTokens / ForwardTile<padded_dim(DIM)>::kQueries;
+
+// Block (rank of a window, part of its runs, head) of run_blocks.
 template <int DIM, bool CAPPED>
-__global__ void __launch_bounds__(kAttentionThreads, ForwardTile<padded_dim(DIM)>::kBlocks)
-    paged_runs(PagedProblem p, PagedIndices at, PagedTensors t, HeadRows<const bf16> q, HeadRows<bf16> o, int tokens) {
-  extern __shared__ __align__(1024) unsigned char shared[];
+__device__ __forceinline__ void make_runs(const PagedProblem &p, const PagedIndices &at, const PagedTensors &t,
+                                          const HeadRows<const bf16> &q, const HeadRows<bf16> &o, int tokens, int block,
+                                          unsigned char *shared) {
   __shared__ int seen[kWindowTokens + 1];
   __shared__ TokenBits links;  // whether a token goes on with the next one
-  wait_for_kernels_ahead();
-  constexpr int kQueries = ForwardTile<padded_dim(DIM)>::kQueries, kParts = kWindowTokens / kQueries;
-  const int head = static_cast<int>(blockIdx.x) % p.heads;
-  const int place = static_cast<int>(blockIdx.x) / p.heads;
+  constexpr int kQueries = ForwardTile<padded_dim(DIM)>::kQueries, kParts = kRunParts<DIM>;
+  const int head = block % p.heads, place = block / p.heads;
   const int skipped = place % kParts * kQueries;  // tokens of a run that others take
   const int first = find_window(at, tokens, place / kParts, seen) * kWindowTokens;
   const int token = first + static_cast<int>(threadIdx.x);
@@ -265,15 +267,8 @@ __global__ void __launch_bounds__(kAttentionThreads, ForwardTile<padded_dim(DIM)
 }
 
 template <int DIM>
-inline void launch_runs(const sg_call *call, const PagedProblem &p, const PagedTensors &t, int tokens) {
-  using Tile = ForwardTile<padded_dim(DIM)>;
-  const auto kernel = p.softcap > 0.0f ? paged_runs<DIM, true> : paged_runs<DIM, false>;
-  const int shared = static_cast<int>(RunTiles<DIM, false>::kBytes);
-  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
-  cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
-  const int64_t blocks = ceil_div(tokens, kWindowTokens) * (kWindowTokens / Tile::kQueries) * p.heads;
-  launch_ahead(call, static_cast<unsigned>(blocks), kAttentionThreads, static_cast<size_t>(shared), kernel, p,
-               paged_indices(call), t, HeadRows<const bf16>(input(call, 0)), HeadRows<bf16>(output(call, 0)), tokens);
+int64_t run_blocks(const PagedProblem &p, int tokens) {
+  return ceil_div(tokens, kWindowTokens) * kRunParts<DIM> * p.heads;
 }
 
 }  // namespace sg::cuda
