@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <bit>
 
+#include "bits.cuh"
 #include "norm_weight.cuh"
 #include "prefetch.cuh"
 #include "rope.cuh"
@@ -84,34 +85,19 @@ struct Part {
   }
 };
 
-// Keeps the compiler from doing to what was loaded, where it was loaded, what is written behind this: that would wait.
-__device__ inline void use_from_here(uint4 &word) {
-  asm volatile("" : "+r"(word.x), "+r"(word.y), "+r"(word.z), "+r"(word.w));
-}
-__device__ inline void use_from_here(int32_t &word) { asm volatile("" : "+r"(word)); }
-template <class W>
-__device__ inline void use_from_here(W &) {}
-
-// The words of a part; zeros where there is none.
+// What a lane holds of a head; zeros where there is none.
 template <class T, int V>
 struct Held {
-  using W = Word<sizeof(T) * V>;
-  W left{}, right{};
+  Bits<T, V> left, right;
 
   template <bool interleaved>
   __device__ void load(const T *head, const Part<V, interleaved> &part, bool exists) {
-    if (exists && part.packs > 0) left = *reinterpret_cast<const W *>(head);
-    if (exists && part.packs > 1) right = *reinterpret_cast<const W *>(head + part.right);
+    if (exists && part.packs > 0) left.load(head);
+    if (exists && part.packs > 1) right.load(head + part.right);
   }
   __device__ void floats(float (&a)[V], float (&b)[V]) const {
-    to_floats<V>(unpacked(left), a);
-    to_floats<V>(unpacked(right), b);
-  }
-  __device__ static Pack<T, V> unpacked(W word) {
-    use_from_here(word);
-    Pack<T, V> pack;
-    memcpy(&pack, &word, sizeof(pack));
-    return pack;
+    left.floats(a);
+    right.floats(b);
   }
 };
 

@@ -15,6 +15,7 @@
 // as the first rows of both do while the kernel ahead ends.
 #include <initializer_list>
 
+#include "bits.cuh"
 #include "norm_weight.cuh"
 #include "prefetch.cuh"
 #include "rows.cuh"
@@ -120,18 +121,18 @@ __device__ inline void bring_vector(const void *data, int64_t bytes) {
 // they are under way together.
 template <class T, int V, int P>
 struct Held {
-  Pack<T, V> packs[P];
+  Bits<T, V> packs[P];
 
   __device__ Held(const T *row, const Share &share, int n) {
 #pragma unroll
     for (int p = 0; p < P; ++p) {
       const int column = share.column<V>(p);
-      packs[p] = column < n ? load_pack<V>(row + column) : Pack<T, V>{};
+      if (column < n) packs[p].load(row + column);
     }
   }
   __device__ void floats(float (&to)[P][V]) const {
 #pragma unroll
-    for (int p = 0; p < P; ++p) to_floats<V>(packs[p], to[p]);
+    for (int p = 0; p < P; ++p) packs[p].floats(to[p]);
   }
 };
 template <int V, int P>
@@ -200,7 +201,7 @@ __device__ inline void store_scaled(const Held<X, V, P> &held, const W *weight, 
     for (int p = 0; p < kTogether; ++p) {
       const int column = share.column<V>(first + p);
       float values[V], factors[V];
-      to_floats<V>(held.packs[first + p], values);
+      held.packs[first + p].floats(values);
       to_floats<V>(packs[p], factors);
 #pragma unroll
       for (int i = 0; i < V; ++i) values[i] *= rstd * (factors[i] + offset);
@@ -226,7 +227,7 @@ __global__ void __launch_bounds__(kMaxThreads)
 #pragma unroll
   for (int p = 0; p < P; ++p) {
     float values[V];
-    to_floats<V>(held.packs[p], values);
+    held.packs[p].floats(values);
 #pragma unroll
     for (int i = 0; i < V; ++i) squares = fmaf(values[i], values[i], squares);
   }

@@ -8,6 +8,7 @@
 // lane, heads and token: no thread divides, since a small tensor takes hardly longer than a thread does.
 #include <algorithm>
 
+#include "bits.cuh"
 #include "prefetch.cuh"
 #include "rope.cuh"
 #include "rows.cuh"
@@ -69,11 +70,11 @@ __global__ void __launch_bounds__(kThreads, 4)
     bring_operands(shape, in - left, all, positions + token, table);
   }
   wait_for_kernels_ahead();
-  Pack<T, V> left_packs[kHeads], right_packs[kHeads];
+  Bits<T, V> left_bits[kHeads], right_bits[kHeads];
 #pragma unroll
   for (int h = 0; h < kHeads; ++h) {
-    if (h < heads) left_packs[h] = load_pack<V>(in + h * shape.dim);
-    if (h < heads && turns) right_packs[h] = load_pack<V>(in + h * shape.dim + right);
+    if (h < heads) left_bits[h].load(in + h * shape.dim);
+    if (h < heads && turns) right_bits[h].load(in + h * shape.dim + right);
   }
   __syncwarp();  // or the compiler has the position loaded first, and waited for, before x
   if (heads <= 0) return;
@@ -84,8 +85,8 @@ __global__ void __launch_bounds__(kThreads, 4)
   for (int h = 0; h < kHeads; ++h) {
     if (h >= heads) break;
     float a[V], b[V];
-    to_floats<V>(left_packs[h], a);
-    to_floats<V>(right_packs[h], b);
+    left_bits[h].floats(a);
+    right_bits[h].floats(b);
     if (turns) turn<V, interleaved>(cos, sin, a, b);
     store<V>(out + h * shape.dim, a);
     if (turns) store<V>(out + h * shape.dim + right, b);

@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <bit>
 
+#include "bits.cuh"
 #include "norm_weight.cuh"
 #include "rope.cuh"
 #include "rows.cuh"
@@ -101,6 +102,7 @@ struct Found {
   template <bool interleaved>
   __device__ void load_turn(const Shape &shape, const Part<V, interleaved> &part, const Indices &indices) {
     if (!part.turns) return;
+    use_from_here(position);
     load_angles<V>(indices.table, shape.table_rows, shape.half, position, part.lane * V, 1.0f, cos, sin);
   }
 };
@@ -163,9 +165,9 @@ __global__ void __launch_bounds__(kThreads, normed ? 4 : 5)
   const bool exists = token < shape.tokens && head < shape.query_heads + 2 * shape.heads;
   const Part<V, interleaved> part(shape, exists, head, static_cast<int>(blockIdx.z * blockDim.x + threadIdx.x));
   const T *in = part.source(at, token);
-  Pack<T, V> left_pack{}, right_pack{};
-  if (part.has_left) left_pack = load_pack<V>(in);
-  if (part.has_right) right_pack = load_pack<V>(in + part.right_at);
+  Bits<T, V> left_bits, right_bits;
+  if (part.has_left) left_bits.load(in);
+  if (part.has_right) right_bits.load(in + part.right_at);
   __syncwarp();  // or the compiler may load position and slot first, and wait for them
   float left[V], right[V];
   Found<V> found;
@@ -175,8 +177,8 @@ __global__ void __launch_bounds__(kThreads, normed ? 4 : 5)
     if (part.has_left) found.load_indices(part, indices, token);
     if (has_norm) factors.load(norms, part);
     if (part.has_left) found.load_turn(shape, part, indices);
-    to_floats<V>(left_pack, left);
-    to_floats<V>(right_pack, right);
+    left_bits.floats(left);
+    right_bits.floats(right);
     const float rstd = norms.rstd(squares_of_lanes<V>(left, right));
     if (!part.has_left) return;
     if (has_norm) factors.apply(rstd, left, right);
@@ -184,8 +186,8 @@ __global__ void __launch_bounds__(kThreads, normed ? 4 : 5)
     if (!part.has_left) return;
     found.load_indices(part, indices, token);
     found.load_turn(shape, part, indices);
-    to_floats<V>(left_pack, left);
-    to_floats<V>(right_pack, right);
+    left_bits.floats(left);
+    right_bits.floats(right);
   }
   finish(shape, at, part, token, found, left, right);
 }
