@@ -163,11 +163,20 @@ def _attention(args: argparse.Namespace, t: int, heads: int, kv_heads: int, dim:
     positions, table = ("positions", "i32", (t,)), ("table", "f32", (args.sequence_len, dim // 2, 2))
     for x in (q, k):
         yield "rope", [("x", *x[1:]), positions, table], [("y", *x[1:])], {"inverse": 0, "interleaved": 0}
+        yield from _normed_heads(x[2], positions, table)
     attrs = {"scale": dim**-0.5, "causal": 1, "window": 0, "softcap": 0.0, "max_length": args.sequence_len}
     yield "attention", [q, k, v, starts], [o, lse], attrs
     grads = [("dq", *q[1:]), ("dk", *k[1:]), ("dv", *v[1:])]
     for deterministic in (1, 0):
         yield "attention_grad", [do, q, k, v, o, lse, starts], grads, {**attrs, "deterministic": deterministic}
+
+
+def _normed_heads(shape: tuple[int, ...], positions: Any, table: Any) -> Iterator[Call]:
+    x, weight, rstd = ("x", "bf16", shape), ("weight", "f32", shape[-1:]), ("rstd", "f32", shape[:2])
+    attrs = {"unit_offset": 0.0, "interleaved": 0}
+    yield "norm_rope", [x, weight, positions, table], [("y", "bf16", shape), rstd], {"eps": 1e-5, **attrs}
+    yield ("norm_rope_grad", [("dy", "bf16", shape), x, weight, rstd, positions, table, None], [("dx", "bf16", shape)],
+           attrs)
 
 
 def _embedding_and_loss(t: int, n: int, vocab: int) -> Iterator[Call]:
