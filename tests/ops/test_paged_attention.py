@@ -172,3 +172,21 @@ def test_bits_of_a_run_do_not_depend_on_its_place(head_dim):
     first = Call(cache, [(0, 600, 100)], 4).run()
     second = Call(cache, [(1, 29, 1), (2, 30, 1), (0, 600, 100)], 4).run()
     assert first.tobytes() == second[2:].tobytes()
+
+
+def test_prompts_of_several_sequences():
+    """Windows that see little and much, with lone tokens between them, and more keys than are looked up at a time."""
+    lengths = [300, 130, 700, 20, 450]
+    cache = Cache(lengths, 1, 64)
+    runs = [(0, 170, 130), (1, 0, 130), (3, 19, 1), (2, 500, 200), (-1, 0, 60), (4, 200, 250)]
+    Call(cache, runs, 2).check()
+    Call(cache, runs, 2, window=50).check()
+
+
+def test_more_windows_than_are_put_in_order():
+    count = 126
+    cache = Cache([132] * count, 1, 64)
+    found = Call(cache, [(s, 0, 132) for s in range(count)], 1).run()
+    for sequence in (0, 31, 64, count - 1):
+        alone = Call(cache, [(sequence, 0, 132)], 1).run()
+        assert found[132 * sequence : 132 * (sequence + 1)].tobytes() == alone.tobytes()

@@ -14,6 +14,7 @@ namespace {
 
 constexpr int kMostGroup = 16;       // query heads of a key-value head
 constexpr int kMostTokens = 1 << 24;
+constexpr int kMostStride = 1 << 24;  // from row to row of a cache, in elements
 constexpr int kMostLoneTokens = 16;  // of a call whose tokens are all taken as standing alone
 constexpr int kTokenBlocks = 128;    // that share the lone tokens of a call with one of many heads, if it has more
 constexpr int kEnoughBlocks = 512;   // for the device, of one token and key-value head each
@@ -339,6 +340,7 @@ int32_t supports(const sg_call *call) {
   if (p.value_dim != p.head_dim || !has_kernels(p.head_dim) || p.group > kMostGroup) return 0;
   if (p.block_size % kTileKeys != 0 || p.cache_rows < kTileKeys || p.cache_rows / kTileKeys > INT32_MAX) return 0;
   if (p.max_blocks * p.block_size > INT32_MAX - kTileKeys * kMostSplits || q->shape[0] > kMostTokens) return 0;
+  if (std::max(p.key_stride, p.value_stride) > kMostStride) return 0;
   const bool packs = p.q_stride % 8 == 0 && p.key_stride % 8 == 0 && p.value_stride % 8 == 0 && p.o_stride % 8 == 0;
   return packs ? 30 : 0;
 }

@@ -25,18 +25,26 @@ struct Run {
 };
 
 // Where the cache holds the tiles of 16 of a run's keys, while it is walked over them: lane l of each warp knows the
-// place of tile 32 n + l, -1 for one that is not there or that no token of the run sees.
+// place of tile 32 n + l, kMissing for one that is not there, kUnseen for one that no token of the run sees.
 struct RunPlaces {
+  static constexpr int kMissing = -1, kUnseen = -2;
   int places;
 
   // Those from the tile of `key` on.
   __device__ __forceinline__ void find(const PagedHead &head, int key, const Bounds &bounds) {
     const int tile = key / kTileKeys + lane_index();
-    places = tile * kTileKeys < bounds.end ? head.tile_at(tile) : -1;
+    places = tile * kTileKeys < bounds.end ? head.tile_at(tile) : kUnseen;
   }
-  // Those of the tile of keys that begins at `key`, a tile further each time. They are looked up long before.
-  __device__ __forceinline__ void take(int (&taken)[kRunPlaces], const PagedHead &head, int key, const Bounds &bounds) {
+  // Those of the tile of keys that begins at `key`, a tile further each time. They are looked up long before. Keys that
+  // the cache does not hold are added to `missing`, to be seen after the next barrier.
+  __device__ __forceinline__ void take(int (&taken)[kRunPlaces], const PagedHead &head, int key, const Bounds &bounds,
+                                       TokenRange *missing) {
     const int lane = (key / kTileKeys - bounds.begin / kTileKeys) % 32;
+    if (lane == 0 && places == kMissing) {
+      const int first = key + lane_index() * kTileKeys;
+      atomicMin(&missing->begin, max(first, bounds.begin));
+      atomicMax(&missing->end, min(first + kTileKeys, bounds.end));
+    }
 #pragma unroll
     for (int i = 0; i < kRunPlaces; ++i) taken[i] = __shfl_sync(0xffffffffu, places, lane + i);
     if (lane + kRunPlaces == 32) find(head, key + kRunKeys, bounds);
@@ -53,16 +61,18 @@ __device__ __forceinline__ void load_paged_tile(unsigned char *tile, const bf16 
                                                 const int (&places)[kRunPlaces], int key, const Bounds &bounds) {
   constexpr int chunks = padded_dim(DIM) / 8, step = kAttentionThreads / chunks;
   static_assert(kTileKeys % step == 0);
-  const int chunk = static_cast<int>(threadIdx.x) % chunks, own = static_cast<int>(threadIdx.x) / chunks;
+  const uint32_t chunk = threadIdx.x % chunks, own = threadIdx.x / chunks;
   const bool in_row = chunks * 8 == DIM || chunk * 8 < DIM;
-  const bf16 *const from = cache + own * stride + chunk * 8;
-  const uint32_t to = shared_address(tile);
+  const uint32_t row_bytes = static_cast<uint32_t>(stride) * sizeof(bf16);
+  const unsigned char *const from = reinterpret_cast<const unsigned char *>(cache) + own * row_bytes + chunk * 16;
+  const uint32_t to = shared_address(tile) + own * kRowBytes<padded_dim(DIM)>;
+  const uint32_t seen = key + own - bounds.begin, all = bounds.end - bounds.begin;  // wraps before the first
 #pragma unroll
   for (int i = 0; i < kRunKeys / step; ++i) {
-    const int row = own + i * step, place = places[i * step / kTileKeys];
-    const bool valid = in_row && place >= 0 && key + row >= bounds.begin && key + row < bounds.end;
-    const int64_t at = static_cast<int64_t>(max(place, 0)) * kTileKeys + i * step % kTileKeys;
-    copy_async_16(to + row * kRowBytes<padded_dim(DIM)> + ((chunk ^ (row & 7)) << 4), from + at * stride, valid);
+    const int row = i * step, place = places[row / kTileKeys];
+    const bool valid = in_row && place >= 0 && seen + row < all;
+    const uint64_t at = static_cast<uint64_t>(max(place, 0)) * (kTileKeys * row_bytes) + row % kTileKeys * row_bytes;
+    copy_async_16(to + row * kRowBytes<padded_dim(DIM)> + ((chunk ^ ((own + row) & 7)) << 4), from + at, valid);
   }
 }
 
@@ -148,10 +158,9 @@ struct RunTiles {
   __device__ __forceinline__ void load_stage(const PagedHead &head, RunPlaces &places, int key, const Bounds &bounds,
                                              int stage) const {
     int taken[kRunPlaces];
-    places.take(taken, head, key, bounds);
+    places.take(taken, head, key, bounds, missing);
     load_paged_tile<DIM>(keys + stage, head.keys, head.key_stride, taken, key, bounds);
     load_paged_tile<DIM>(values + stage, head.values, head.value_stride, taken, key, bounds);
-    note_missing(taken, key, bounds);
   }
 
   // Keys of the next tile arrive while values are used, values while keys are.
@@ -162,7 +171,7 @@ struct RunTiles {
     RunPlaces places;
     places.find(head, begin, block);
     int taken[kRunPlaces];
-    places.take(taken, head, begin, block);
+    places.take(taken, head, begin, block, missing);
     load_paged_tile<DIM>(keys, head.keys, head.key_stride, taken, begin, block);
     for (int key = begin; key < block.end; key += kRunKeys) {
       const bool seen = warp.touch(key, kRunKeys);
@@ -170,25 +179,14 @@ struct RunTiles {
       wait_copies();
       __syncthreads();  // keys are here, and the last tile's values were used
       load_paged_tile<DIM>(values, head.values, head.value_stride, taken, key, block);
-      note_missing(taken, key, block);
       if (seen) state.see_keys(weights, at.queries, at.keys, factors.tangent, factors.logit, rows, warp, key);
       wait_copies();
       __syncthreads();  // values are here, and the keys were used
       if (key + kRunKeys < block.end) {
-        places.take(taken, head, key + kRunKeys, block);
+        places.take(taken, head, key + kRunKeys, block, missing);
         load_paged_tile<DIM>(keys, head.keys, head.key_stride, taken, key + kRunKeys, block);
       }
       if (seen) multiply_packed<kDim>(state.sums, weights, at.values);
-    }
-  }
-
-  // To be seen after the next barrier.
-  __device__ __forceinline__ void note_missing(const int (&places)[kRunPlaces], int key, const Bounds &bounds) const {
-#pragma unroll
-    for (int i = 0; i < kRunPlaces; ++i) {
-      const int first = max(key + i * kTileKeys, bounds.begin), end = min(key + (i + 1) * kTileKeys, bounds.end);
-      if (places[i] >= 0 || first >= end || threadIdx.x != 0) continue;
-      *missing = {min(missing->begin, first), max(missing->end, end)};
     }
   }
 
@@ -210,7 +208,7 @@ struct RunTiles {
 // of their tokens, last first, where there are many. `seen`: kWindowTokens + 1 elements. By all threads of a block.
 __device__ inline int find_window(const PagedIndices &at, int tokens, int rank, int *seen) {
   const int windows = (tokens + kWindowTokens - 1) / kWindowTokens, own = static_cast<int>(threadIdx.x);
-  if (windows > kWindowTokens) return windows - 1 - rank;
+  if (windows == 1 || windows > kWindowTokens) return windows - 1 - rank;
   if (own < windows) {  // its first or its last token sees most, or nearly so
     const int first = own * kWindowTokens, last = min(first + kWindowTokens, tokens) - 1;
     seen[own] = max(at.sequence_ids[first] < 0 ? -1 : at.positions[first],
