@@ -39,7 +39,7 @@ def test_every_script_is_run_here():
     assert scripts == {
         "train_cpu.py", "decode_cpu.py", "ceilings_cpu.py", "rounds.py", "kernels_cuda.py", "loss_curve_cuda.py",
         "optimizer_cuda.py", "head_cuda.py", "peers_cuda.py", "serve_parts.py",
-        "serve_loop.py", "serve_cpu.py", "decode_cuda.py", "paged_attention_cuda.py",
+        "serve_loop.py", "serve_cpu.py", "serve_cuda.py", "serve_front.py", "decode_cuda.py", "paged_attention_cuda.py",
     }
 
 
@@ -61,6 +61,18 @@ def test_paged_attention_alone():
 def test_a_server_under_load():
     first, turn = rows(start("serve_cpu.py", "--prompt", "32", "--new", "4", "--clients", "1", "--rounds", "1"))
     assert first["metrics"]["output_tokens"] == 4 * first["metrics"]["requests"] and turn["metrics"]["again_ms"] > 0
+
+
+def test_a_server_of_a_gguf():
+    made, first, *_ = rows(start("serve_cuda.py", "tiny", "--backend", "cpu", "--format", "q8_0", "--prompt", "16", "--new", "4",
+                                 "--clients", "1", "--repetitions", "1"))
+    assert made["made"].endswith("tiny-q8_0.gguf") and first["metrics"]["prefill_tokens_per_second"] > 0
+
+
+def test_the_front_of_a_server():
+    found = rows(start("serve_front.py", "--routes", "/v1/completions", "--streams", "2", "--prompts", "16", "--events", "4",
+                       "--repetitions", "1"))
+    assert [row["prompt"] for row in found] == [512, 16] and found[0]["metrics"]["event_us"] > 0
 
 
 def test_training(model):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -38,6 +39,9 @@ def bench_serve(
     model: Annotated[str | None, typer.Option(help="A server's model. Default: its first.")] = None,
     api_key: Annotated[str | None, typer.Option(help="Of the server.")] = None,
     path: Annotated[str, typer.Option(help="The server's route.")] = "/v1/completions",
+    ids_below: Annotated[
+        int | None, typer.Option(min=8, help="Ids of prompts. Default: 20000, and no more than a preset or a GGUF file has.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of prompts and moments.")] = 0,
     backend: Annotated[
         str, typer.Option(help="TARGET is no URL: what computes: cpu, cuda. auto: the GPU where there is one.")
@@ -67,7 +71,7 @@ def bench_serve(
     with nullcontext((target, 0.0)) if is_url else server_of(target, options) as (url, started):
         load = Load(
             model or _first_model(url, api_key), prompt_tokens, output_tokens, shared_tokens, requests or 0, rate, seed,
-            _last_id(target),
+            ids_below or _last_id(target),
         )
         facts: dict[str, Any] = {"bench": "serve", "model": load.model}
         if not is_url:
@@ -98,12 +102,19 @@ def _measure(url: str, path: str, api_key: str | None, load: Any, count: int, bu
 
 
 def _last_id(target: str) -> int:
+    """Ids of prompts lie below: of a preset or a GGUF file, those that its vocabulary has."""
     from surogate_core.bench.presets import presets
+    from surogate_core.generate import installed_families
+    from surogate_core.model import LoadedModel
 
     from ..bench.load import LAST_ID
 
     known = presets()
-    return min(LAST_ID, known[target]["vocab_size"]) if target in known else LAST_ID
+    if target in known:
+        return min(LAST_ID, known[target]["vocab_size"])
+    if Path(target).is_file():
+        return min(LAST_ID, LoadedModel.open(target, installed_families()).hyperparameters.vocab_size)
+    return LAST_ID
 
 
 def _counts(text: str) -> list[int]:
