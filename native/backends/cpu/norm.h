@@ -17,12 +17,12 @@ inline bool is_rstd(const sg_tensor *rstd, const sg_tensor *x) {
   return rstd->dtype == SG_F32 && num_elements(rstd) == num_rows(x);
 }
 
-// weight + unit_offset in fp32, in the workspace: the row loops are then free of the weight's dtype.
+// weight + unit_offset in fp32, in the workspace from its float `first` on: the row loops are then free of the weight's dtype.
 inline size_t weight_workspace(const sg_call *call, int index) {
   return static_cast<size_t>(last_dim(call->inputs[index])) * sizeof(float);
 }
-inline const float *prepare_weight(const sg_call *call, const sg_tensor *weight) {
-  float *out = static_cast<float *>(call->workspace);
+inline const float *prepare_weight(const sg_call *call, const sg_tensor *weight, int64_t first = 0) {
+  float *out = static_cast<float *>(call->workspace) + first;
   const int64_t n = weight->shape[0];
   const vf offset = vset(static_cast<float>(attr_float(call, "unit_offset", 0.0)));
   decode_row(weight->dtype, weight->data, n, out);

@@ -2,12 +2,9 @@
 // surogate_core/ops/rms_norm_linear.py. The plain way: the normed rows in the workspace, the product of linear.cpp, and where
 // there is an activation its halves, in fp32 all through. Serving on the CPU keeps the three ops apart, which have kernels
 // for every format and round where the trainer does.
-#include <cmath>
-
 #include "activation.h"
 #include "linear.h"
-#include "quant.h"
-#include "rows.h"
+#include "norm.h"
 
 namespace sg::cpu::SG_ISA {
 namespace {
@@ -18,11 +15,10 @@ bool has_activation(const sg_call *call) { return std::strcmp(attr_string(call, 
 bool read_product(const sg_call *call, LinearProblem *p) {
   const sg_tensor *x = input(call, 0), *norm = input(call, 1), *weight = input(call, 2), *bias = input(call, 3);
   const sg_tensor *y = output(call, 0);
-  if (!x || !norm || !weight || !y || x->rank != 2 || weight->rank != 2 || y->rank != 2 || norm->rank != 1) return false;
+  if (!x || !norm || !weight || !y || x->rank != 2 || weight->rank != 2 || y->rank != 2) return false;
   if (!is_activation(x) || !is_activation(y) || !has_dense_rows(x) || !has_dense_rows(y)) return false;
-  const bool plain_norm = norm->dtype == SG_F32 || norm->dtype == SG_BF16 || norm->dtype == SG_F16;
   const int64_t n = weight->shape[0], k = weight->shape[1];
-  if (!plain_norm || !is_dense(norm) || norm->shape[0] != k || x->shape[1] != k) return false;
+  if (!is_weight_vector(norm, x) || !is_dense(norm) || x->shape[1] != k) return false;
   if (!is_weight(weight->dtype) || !(weight->dtype < SG_Q4_0 ? has_dense_rows(weight) : is_dense(weight))) return false;
   if (bias != nullptr && (!is_activation(bias) || bias->rank != 1 || bias->shape[0] != n || !is_dense(bias))) return false;
   const bool halves = has_activation(call);
@@ -47,7 +43,7 @@ int32_t supports(const sg_call *call) {
   return read_product(call, &p) ? isa_score(SG_ISA_NAME) : 0;
 }
 
-// Floats in the workspace, ahead of the product's own part of it.
+// Floats in the workspace, the norm's weight first, ahead of the product's own part of it.
 struct Floats {
   int64_t norm_weight, normed, product;
   Floats(const sg_call *call, const LinearProblem &p)
@@ -63,31 +59,13 @@ size_t workspace(const sg_call *call) {
   return static_cast<size_t>(Floats(call, p).bytes() + worker * num_workers(call));
 }
 
-template <class X>
-SG_FLATTEN inline float mean_square(const X *x, int64_t n) {
-  vf sum = vzero();
-  for_vectors(n, [&](int64_t i, int m) SG_FLATTEN {
-    const vf v = vload_upto(x + i, m);
-    sum = vfma(v, v, sum);
-  });
-  return vsum(sum) / static_cast<float>(n);
-}
-
-void norm_rows(const sg_call *call, const LinearProblem &p, float *weight, float *normed) {
-  const sg_tensor *x = input(call, 0), *norm = input(call, 1);
+void norm_rows(const sg_call *call, const LinearProblem &p, const float *weight, float *normed) {
+  const sg_tensor *x = input(call, 0);
   const float eps = static_cast<float>(attr_float(call, "eps", 1e-5));
-  const vf offset = vset(static_cast<float>(attr_float(call, "unit_offset", 0.0)));
-  decode_row(norm->dtype, norm->data, p.k, weight);
   with_type(x, [&]<class X>(X) {
     parallel_rows(call, p.m, p.k, [&](int64_t begin, int64_t end) {
       for (int64_t row = begin; row < end; ++row) {
-        const X *in = data<X>(x) + row * x->strides[0];
-        float *out = normed + row * p.k;
-        const vf rstd = vset(1.0f / std::sqrt(mean_square(in, p.k) + eps));
-        for_vectors(p.k, [&](int64_t i, int m) SG_FLATTEN {
-          const vf factor = vmul(rstd, vadd(vload_upto(weight + i, m), offset));
-          vstore_upto(out + i, vmul(vload_upto(in + i, m), factor), m);
-        });
+        norm_row(data<X>(x) + row * x->strides[0], weight, eps, normed + row * p.k, p.k);
       }
     });
   });
@@ -115,9 +93,8 @@ int32_t run(const sg_call *call) {
   LinearProblem p;
   if (!read_product(call, &p)) return fail(call, "%s: operands changed since the kernel was chosen", call->op);
   const Floats floats(call, p);
-  float *weight = static_cast<float *>(call->workspace), *normed = weight + floats.norm_weight;
-  float *product = normed + floats.normed;
-  norm_rows(call, p, weight, normed);
+  float *normed = static_cast<float *>(call->workspace) + floats.norm_weight, *product = normed + floats.normed;
+  norm_rows(call, p, prepare_weight(call, input(call, 1)), normed);
   p.a.data = normed;
   if (has_activation(call)) p.finish.out = product;
   const auto gemm = make_gemm<LinearOp::forward, FloatMicro>(p);

@@ -2,7 +2,9 @@
 // k_weight[D]?) -> rotated[T, Hq, D], key_cache[S, H, D], value_cache[S, H, Dv]: q is rotated, k is rotated into row
 // slots[t] of one cache, v copied into that of the other; a negative slot is skipped. With weights each head of q and k
 // goes through its norm first. Rows of q, k, v and rotated may lie apart, and rotated may be q.
-#include "quant.h"
+#include <initializer_list>
+
+#include "norm.h"
 #include "rope.h"
 
 namespace sg::cpu::SG_ISA {
@@ -18,11 +20,6 @@ bool same_heads(const sg_tensor *a, const sg_tensor *b) {
   return a->shape[1] == b->shape[1] && a->shape[2] == b->shape[2];
 }
 
-bool is_weight(const sg_tensor *t, int64_t dim) {
-  const bool plain = t->dtype == SG_F32 || t->dtype == SG_BF16 || t->dtype == SG_F16;
-  return plain && t->rank == 1 && t->shape[0] == dim && is_dense(t) && dim <= kMaxNormed;
-}
-
 int32_t supports(const sg_call *call) {
   const sg_tensor *q = input(call, 0), *k = input(call, 1), *v = input(call, 2), *table = input(call, 4);
   const sg_tensor *rotated = output(call, 0), *keys = output(call, 1), *values = output(call, 2);
@@ -34,7 +31,9 @@ int32_t supports(const sg_call *call) {
   if (table == nullptr || table->dtype != SG_F32 || !is_dense(table) || table->rank != 3 || table->shape[2] != 2) return 0;
   const sg_tensor *q_weight = input(call, 6), *k_weight = input(call, 7);
   if ((q_weight == nullptr) != (k_weight == nullptr)) return 0;
-  if (q_weight != nullptr && (!is_weight(q_weight, q->shape[2]) || !is_weight(k_weight, q->shape[2]))) return 0;
+  for (const sg_tensor *weight : {q_weight, k_weight}) {
+    if (weight != nullptr && !(is_weight_vector(weight, q) && is_dense(weight) && q->shape[2] <= kMaxNormed)) return 0;
+  }
   const int64_t rotates = 2 * table->shape[1];
   return rotates <= q->shape[2] && rotates <= kMaxRotated ? isa_score(SG_ISA_NAME) : 0;
 }
@@ -50,31 +49,10 @@ struct Weights {
 
   explicit Weights(const sg_call *call) {
     if (input(call, 6) == nullptr) return;
-    float *to = static_cast<float *>(call->workspace);
-    const int64_t dim = input(call, 6)->shape[0];
-    const vf offset = vset(static_cast<float>(attr_float(call, "unit_offset", 0.0)));
-    decode_row(input(call, 6)->dtype, input(call, 6)->data, dim, to);
-    decode_row(input(call, 7)->dtype, input(call, 7)->data, dim, to + dim);
-    for_vectors(2 * dim, [&](int64_t i, int m) SG_FLATTEN {
-      vstore_upto(to + i, vadd(vload_upto(to + i, m), offset), m);
-    });
-    q = to;
-    k = to + dim;
+    q = prepare_weight(call, input(call, 6));
+    k = prepare_weight(call, input(call, 7), input(call, 6)->shape[0]);
   }
 };
-
-template <class X>
-void norm_head(const X *x, const float *weight, float eps, int64_t dim, float *out) {
-  vf squares = vzero();
-  for_vectors(dim, [&](int64_t i, int m) SG_FLATTEN {
-    const vf a = vload_upto(x + i, m);
-    squares = vfma(a, a, squares);
-  });
-  const vf scale = vset(1.0f / std::sqrt(vsum(squares) / static_cast<float>(dim) + eps));
-  for_vectors(dim, [&](int64_t i, int m) SG_FLATTEN {
-    vstore_upto(out + i, vmul(vmul(vload_upto(x + i, m), scale), vload_upto(weight + i, m)), m);
-  });
-}
 
 // What `rotate_token` does, of the heads' norms where there is a weight.
 template <class X, class Y>
@@ -83,7 +61,7 @@ void turn_token(const X *x, Y *y, const float *weight, float eps, const float *a
   if (weight == nullptr) return rotate_token(x, y, angle, interleaved, heads, dim, half);
   alignas(64) float normed[kMaxNormed];
   for (int64_t head = 0; head < heads; ++head, x += dim, y += dim) {
-    norm_head(x, weight, eps, dim, normed);
+    norm_row(x, weight, eps, normed, dim);
     rotate_token(normed, y, angle, interleaved, 1, dim, half);
   }
 }
