@@ -7,12 +7,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 from .. import ops
 from ..ir.builder import PLACEMENTS
 from ..ir.graph import Graph, Node, Region, Value
 from ..ir.spec import check
+from .uses import uses
 
 
 def fuse(graph: Graph) -> Graph:
@@ -28,14 +27,8 @@ def _addend_index(node: Node) -> int | None:
     return names.index("addend") if "addend" in names else None
 
 
-def _uses(region: Region, graph: Graph) -> Counter[Value]:
-    uses = Counter(v for n in region.nodes() for v in n.inputs if v is not None)
-    uses.update(v for v in (*region.carry_out, *region.grad_out, *graph.outputs.values()) if v is not None)
-    return uses
-
-
 def _add_into(graph: Graph, region: Region, nodes: list[Node]) -> list[Node]:
-    uses = _uses(region, graph)
+    counts = uses(graph, region)
     maker = {v: n for n in nodes for v in n.outputs if v is not None}
     position = {n: i for i, n in enumerate(nodes)}
     removed: set[Node] = set()
@@ -43,10 +36,10 @@ def _add_into(graph: Graph, region: Region, nodes: list[Node]) -> list[Node]:
         if node.op != "add":
             continue
         a, b = node.inputs
-        chain = _chain(b, uses, maker, a, position)
+        chain = _chain(b, counts, maker, a, position)
         if chain is None:
             a, b = b, a
-            chain = _chain(b, uses, maker, a, position)
+            chain = _chain(b, counts, maker, a, position)
         result = node.outputs[0]
         if chain is None or a.dtype != result.dtype or node in removed:
             continue
@@ -56,14 +49,14 @@ def _add_into(graph: Graph, region: Region, nodes: list[Node]) -> list[Node]:
     return [n for n in nodes if n not in removed]
 
 
-def _chain(value, uses, maker, addend, position) -> list[Node] | None:
+def _chain(value, counts, maker, addend, position) -> list[Node] | None:
     """Nodes from the maker of ``value`` down its addends to one whose addend is free, if all are read only once and
     ``addend`` is made before the last of them runs."""
     chain: list[Node] = []
     while True:
         node = maker.get(value)
         index = None if node is None else _addend_index(node)
-        if index is None or uses[value] != 1:
+        if index is None or counts[value] != 1:
             return None
         chain.append(node)
         if node.inputs[index] is None:

@@ -10,11 +10,10 @@ what is computed again is then the same op.
 
 from __future__ import annotations
 
-from collections import Counter
-
 from .. import ops
 from ..ir.graph import Graph, Node, Region, Value
 from ..ir.spec import check
+from .uses import uses
 
 
 def fuse_norm_rope(graph: Graph) -> Graph:
@@ -28,24 +27,17 @@ def fuse_norm_rope(graph: Graph) -> Graph:
 def _fuse(graph: Graph, region: Region, nodes: list[Node], join) -> int:
     """One node where the second of a pair stood: all that it reads is there by then."""
     maker = {v: n for n in nodes for v in n.outputs if v is not None}
-    between = _read_once(graph, region)
+    counts = uses(graph, region)
     count = 0
     for second in list(nodes):
         value = second.inputs[0] if second.inputs else None
-        first = maker.get(value) if value in between else None
+        first = maker.get(value) if counts[value] == 1 else None
         fused = None if first is None else join(first, second)
         if fused is not None:
             nodes[nodes.index(second)] = fused
             nodes.remove(first)
             count += 1
     return count
-
-
-def _read_once(graph: Graph, region: Region) -> set[Value]:
-    """What one node of the region reads, once, and nothing outside of it."""
-    uses = Counter(v for n in region.nodes() for v in n.inputs if v is not None)
-    handed_on = {*region.carry_out, *region.grad_out, *graph.outputs.values()}
-    return {value for value, count in uses.items() if count == 1} - handed_on
 
 
 def _forward(norm: Node, rope: Node) -> Node | None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from ..ir.builder import SLICE, Builder
 from ..ir.graph import Graph, Node, Region, Value
 from ..ir.spec import check
+from .uses import uses
 
 ROWS = "gather_rows"
 
@@ -56,7 +57,7 @@ class _Match:
 
 def _match(graph: Graph, region: Region, norm: Node) -> _Match | None:
     normed, rstd = norm.outputs
-    if len(normed.shape) != 2 or normed.dtype != "bf16" or (rstd is not None and _readers(graph, region, rstd)):
+    if len(normed.shape) != 2 or normed.dtype != "bf16" or (rstd is not None and _readers(region, rstd)):
         return None
     reader, rows = _only(graph, region, normed), None
     if reader is not None and reader.op == ROWS:
@@ -66,7 +67,7 @@ def _match(graph: Graph, region: Region, norm: Node) -> _Match | None:
     if reader.inputs[3] is not None:
         return None
     product = reader.outputs[0]
-    slices = _readers(graph, region, product)
+    slices = _readers(region, product)
     return _Match(norm, rows, reader, *_gated(graph, region, product, slices))
 
 
@@ -84,15 +85,14 @@ def _gated(graph: Graph, region: Region, product: Value, slices: list[Node]) -> 
     return ordered, glu
 
 
-def _readers(graph: Graph, region: Region, value: Value) -> list[Node]:
+def _readers(region: Region, value: Value) -> list[Node]:
     return [node for node in region.forward for each in node.inputs if each is value]
 
 
 def _only(graph: Graph, region: Region, value: Value) -> Node | None:
     """What reads the value, if one node alone does."""
-    readers = _readers(graph, region, value)
-    handed_on = value in region.carry_out or value in graph.outputs.values()
-    return readers[0] if len(readers) == 1 and not handed_on else None
+    readers = _readers(region, value)
+    return readers[0] if readers and uses(graph, region)[value] == 1 else None
 
 
 def _replace(graph: Graph, region: Region, found: _Match) -> None:

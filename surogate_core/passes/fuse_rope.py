@@ -9,6 +9,7 @@ from __future__ import annotations
 from ..ir.builder import Builder
 from ..ir.graph import Graph, Node, Region, Value
 from ..ir.spec import check
+from .uses import uses
 
 
 def fuse_rope(graph: Graph, norms: bool = False) -> Graph:
@@ -64,6 +65,5 @@ def _only_maker(graph: Graph, region: Region, value: Value, op: str) -> Node | N
     maker = next((node for node in region.forward if value in node.outputs), None)
     if maker is None or maker.op != op:
         return None
-    readers = sum(node.inputs.count(made) for node in region.forward for made in maker.outputs if made is not None)
-    handed_on = {*region.carry_out, *graph.outputs.values()}
-    return maker if readers == 1 and handed_on.isdisjoint(maker.outputs) else None
+    counts = uses(graph, region)
+    return maker if sum(counts[made] for made in maker.outputs if made is not None) == 1 else None
