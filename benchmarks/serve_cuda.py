@@ -27,6 +27,7 @@ from typing import Any
 
 from common import emit
 from serve_cpu import MODEL, SUROGATE, running
+from surogate_serve.bench.load import last_id
 
 FORMATS = ("q4_0", "q4_k_m", "q8_0")
 
@@ -94,7 +95,7 @@ def measure(server: str, path: Path, turn: int, args: argparse.Namespace) -> lis
         started = round(time.perf_counter() - began, 2)
         words = [*SUROGATE, "bench", "serve", url, "--burst", "--concurrency", args.clients, "--model", MODEL]
         words += ["--prompt-tokens", str(args.prompt), "--output-tokens", str(args.new), "--seed", str(turn)]
-        words += ["--repetitions", str(args.repetitions), "--ids-below", str(min(vocabulary_of(path), 20000))]
+        words += ["--repetitions", str(args.repetitions), "--ids-below", str(last_id(str(path)))]
         with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as load:
             for line in load.stdout:
                 result = json.loads(line)
@@ -103,13 +104,6 @@ def measure(server: str, path: Path, turn: int, args: argparse.Namespace) -> lis
         if load.returncode != 0:
             raise SystemExit(f"{server}: the load ended with {load.returncode}")
     return rows
-
-
-def vocabulary_of(path: Path) -> int:
-    from surogate_core.generate import installed_families
-    from surogate_core.model import LoadedModel
-
-    return LoadedModel.open(path, installed_families()).hyperparameters.vocab_size
 
 
 def report(rows: list[dict[str, Any]], name: str, servers: list[str]) -> None:

@@ -9,6 +9,7 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from surogate_core.errors import TrainingError
@@ -17,6 +18,20 @@ from .client import Endpoint, Timing, complete
 
 LAST_ID = 20000
 """Ids of prompts lie below: there in every vocabulary of note."""
+
+
+def last_id(target: str) -> int:
+    """The bound of ids for a server's URL, a model, or a preset: of a preset or a GGUF file no more than its vocabulary has."""
+    from surogate_core.bench.presets import presets
+    from surogate_core.generate import installed_families
+    from surogate_core.model import LoadedModel
+
+    known = presets()
+    if target in known:
+        return min(LAST_ID, known[target]["vocab_size"])
+    if Path(target).is_file():
+        return min(LAST_ID, LoadedModel.open(target, installed_families()).hyperparameters.vocab_size)
+    return LAST_ID
 
 
 @dataclass(frozen=True)

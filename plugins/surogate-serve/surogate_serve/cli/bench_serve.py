@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -65,13 +64,13 @@ def bench_serve(
     }
     if context is None:
         options["context"] = prompt_tokens + output_tokens + 16
-    from ..bench.load import Load
+    from ..bench.load import Load, last_id
     from ..bench.server import server_of
 
     with nullcontext((target, 0.0)) if is_url else server_of(target, options) as (url, started):
         load = Load(
             model or _first_model(url, api_key), prompt_tokens, output_tokens, shared_tokens, requests or 0, rate, seed,
-            ids_below or _last_id(target),
+            ids_below or last_id(target),
         )
         facts: dict[str, Any] = {"bench": "serve", "model": load.model}
         if not is_url:
@@ -99,22 +98,6 @@ def _measure(url: str, path: str, api_key: str | None, load: Any, count: int, bu
     if before is not None and after is not None:
         found["server_processor_seconds"] = round(after - before, 3)
     return found
-
-
-def _last_id(target: str) -> int:
-    """Ids of prompts lie below: of a preset or a GGUF file, those that its vocabulary has."""
-    from surogate_core.bench.presets import presets
-    from surogate_core.generate import installed_families
-    from surogate_core.model import LoadedModel
-
-    from ..bench.load import LAST_ID
-
-    known = presets()
-    if target in known:
-        return min(LAST_ID, known[target]["vocab_size"])
-    if Path(target).is_file():
-        return min(LAST_ID, LoadedModel.open(target, installed_families()).hyperparameters.vocab_size)
-    return LAST_ID
 
 
 def _counts(text: str) -> list[int]:
