@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdarg>
+#include <cstddef>
 #include <cstdio>
 #include <cstring>
 
@@ -61,6 +62,9 @@ inline bool is_dense(const sg_tensor *t) {
     expected *= t->shape[i];
   }
   return true;
+}
+inline bool is_fixed(const sg_tensor *t) {
+  return t->struct_size > offsetof(sg_tensor, flags) && (t->flags & SG_TENSOR_FIXED) != 0;
 }
 inline bool is_activation(const sg_tensor *t) { return t->dtype == SG_F32 || t->dtype == SG_BF16; }
 // Every operand present is dense. Kernels that read strided operands check for themselves.

@@ -181,7 +181,8 @@ class ProgramReader {
       if (record.arena < -1 || record.arena >= static_cast<int64_t>(program_.arenas_.size())) {
         damaged(where + " names arena " + std::to_string(record.arena) + ", which isn't there");
       }
-      if (record.flags > (Storage::kPersistent | Storage::kInput)) damaged(where + " has unknown flags");
+      constexpr uint32_t kKnown = Storage::kPersistent | Storage::kInput | Storage::kFixed;
+      if ((record.flags & ~kKnown) != 0) damaged(where + " has unknown flags");
       program_.storages_.push_back(
           {unique(record.name, where, seen), record.arena, record.offset, record.bytes, record.flags});
     }

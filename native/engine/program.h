@@ -27,6 +27,7 @@ struct Arena {
 struct Storage {
   static constexpr uint32_t kPersistent = 1;  // keeps its contents from one run to the next
   static constexpr uint32_t kInput = 2;       // written by the host before a run
+  static constexpr uint32_t kFixed = 4;       // nothing writes it while programs run
 
   const char *name = "";
   int32_t arena = -1;  // -1: external, bound by the caller

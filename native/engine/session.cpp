@@ -14,7 +14,7 @@ void *const kUnbound = reinterpret_cast<void *>(uintptr_t{64});
 
 constexpr uint32_t kDeviceStreams = 8;  // more than any program has had a use for
 
-const sg_tensor kAbsent = {sizeof(sg_tensor), nullptr, 0, 0, {}, {}};
+const sg_tensor kAbsent = {sizeof(sg_tensor), nullptr, 0, 0, {}, {}, 0, 0};
 
 template <class Map>
 size_t look_up(const Map &map, const std::string &name, const char *what) {
@@ -89,6 +89,7 @@ void Session::lay_out_tensors() {
     tensors_of_[static_cast<size_t>(tensor.storage)].push_back(tensors_.size());
     tensors_.push_back(tensor.layout);
     tensors_.back().data = kUnbound;
+    if ((program_->storage_of(tensor).flags & Storage::kFixed) != 0) tensors_.back().flags |= SG_TENSOR_FIXED;
   }
   auto storage_of = [&](int32_t tensor) {
     return static_cast<size_t>(program_->tensors()[static_cast<size_t>(tensor)].storage);

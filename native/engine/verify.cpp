@@ -248,6 +248,9 @@ void check_instructions(const Program &program, uint32_t num_streams) {
       if (!elements_are_distinct(tensor.layout)) {
         program.fail(i, "output " + quoted(tensor.name) + " has several elements in one place");
       }
+      if ((program.storage_of(tensor).flags & Storage::kFixed) != 0) {
+        program.fail(i, "output " + quoted(tensor.name) + " lies in a storage that is marked as fixed");
+      }
     }
   }
 }

@@ -87,7 +87,7 @@ def _options(
     outside = {**dict.fromkeys((*SHARED, *graph.constants), 0),
                "logits": byte_count(logits.dtype, (shape.most_rows, *logits.shape[1:]))}
     return EmitOptions(
-        bindings, recipe.compute, dtypes, prefetch=prefetch, outside=outside,
+        bindings, recipe.compute, dtypes, prefetch=prefetch, outside=outside, fixed=True,
         more=lambda emitter: _finish(emitter, shape),
     )
 

@@ -29,7 +29,7 @@ from .memory import aligned, lower_bound, plan
 from .places import Places
 from .prefetch import prefetch, waits
 from .program import (
-    HOST_WRITTEN, PERSISTENT, Arena, Entry, Instruction, Program, Storage, TensorEntry, dense_strides,
+    FIXED, HOST_WRITTEN, PERSISTENT, Arena, Entry, Instruction, Program, Storage, TensorEntry, dense_strides,
 )
 from .trainable import TrainableLayout, TrainedTypes
 from .widened import WidenedWeights
@@ -41,7 +41,8 @@ class EmitOptions:
     forward). master, states: dtypes of what is kept of trained parameters, see `TrainedTypes`. prefetch: the stream
     on which copies of quantised weights are made for the products that read them, see `prefetch`; None: they are read as
     stored. outside: inputs, constants, states and outputs that are bound from outside, by name, and of how many bytes that
-    memory is at least. more: declares the entries that follow the graph's own."""
+    memory is at least. fixed: nothing writes the frozen parameters while this program or another of its queue runs. more:
+    declares the entries that follow the graph's own."""
 
     bindings: Mapping[str, int]
     compute: str
@@ -51,6 +52,7 @@ class EmitOptions:
     states: str = "f32"
     prefetch: int | None = None
     outside: Mapping[str, int] = field(default_factory=dict)
+    fixed: bool = False
     more: Callable[[Emitter], None] | None = None
 
 
@@ -225,7 +227,8 @@ class Emitter:
             dtype = self._stored_dtype(name)
             if key in self.widened.names:
                 return self.widened.place(key, dtype)
-            return self.add_tensor(name, self.add_storage(f"weight.{name}", None, byte_count(dtype, shape), 0), dtype, shape)
+            storage = self.add_storage(f"weight.{name}", None, byte_count(dtype, shape), FIXED if self.options.fixed else 0)
+            return self.add_tensor(name, storage, dtype, shape)
         if value.kind == GRAD:
             return self.trained.gradient_name(self.param_names[(value.of, layer)])
         name = value.name if layer is None else f"layers.{layer}.{value.name}"

@@ -19,7 +19,7 @@ import struct
 
 from .program import DTYPE_CODES, Arena, Entry, Instruction, Program, Storage, TensorEntry
 
-MAGIC, VERSION, ABI = b"SGPROGRM", 1, (1, 1)
+MAGIC, VERSION, ABI = b"SGPROGRM", 1, (1, 3)
 HEADER = struct.Struct("<8s4I32s16Q")
 ARENA, STORAGE = struct.Struct("<2I2Q"), struct.Struct("<Ii2Q2I")
 TENSOR, INSTRUCTION = struct.Struct("<IiQ2i12q"), struct.Struct("<3I2H6I")

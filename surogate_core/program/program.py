@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-PERSISTENT, HOST_WRITTEN = 1, 2
-"""Storage flags: contents survive between entries; the host writes it before a run."""
+PERSISTENT, HOST_WRITTEN, FIXED = 1, 2, 4
+"""Storage flags: contents survive between entries; the host writes it before a run; nothing writes it while programs run."""
 
 DTYPE_CODES = {
     "f32": 1, "f16": 2, "bf16": 3, "f64": 4, "i8": 8, "u8": 9, "i32": 10, "i64": 11,

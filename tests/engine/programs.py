@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 DTYPES = {"f32": 1, "f16": 2, "bf16": 3, "u8": 9, "i32": 10, "q4_1": 65}
-ABSENT, PERSISTENT, INPUT = -1, 1, 2
+ABSENT, PERSISTENT, INPUT, FIXED = -1, 1, 2, 4
 
 
 def dense_strides(shape: Sequence[int]) -> list[int]:

@@ -10,7 +10,7 @@ import pytest
 from surogate_core import engine
 from surogate_core.engine import EngineError, Session
 
-from .programs import ABSENT, INPUT, PERSISTENT, Draft, adding
+from .programs import ABSENT, FIXED, INPUT, PERSISTENT, Draft, adding
 
 
 def refused(draft: Draft | bytes, reason: str) -> None:
@@ -37,7 +37,7 @@ def test_the_good_one_passes(fake):
 def test_versions_and_magic():
     refused(adding().to_bytes(magic=b"NOTAPROG"), "not a program")
     refused(adding().to_bytes(version=2), "format version 2, this engine reads 1")
-    refused(adding().to_bytes(abi=(3, 1)), r"ABI 3\.1, this engine speaks 1\.2")
+    refused(adding().to_bytes(abi=(3, 1)), r"ABI 3\.1, this engine speaks 1\.3")
     refused(b"", "shorter than its header")
 
 
@@ -93,6 +93,20 @@ def test_indices_that_lead_nowhere():
     draft = adding()
     draft.instruction("fake_add", [0, 1], [2], waits=[5])
     refused(draft, "waits for instruction 5, which doesn't come before it")
+
+
+def test_what_is_fixed_is_not_written():
+    draft = adding()
+    for index, allowed in ((0, True), (3, True), (1, False), (2, False)):
+        marked = adding()
+        *storage, flags, reserved = marked.storages[index]
+        marked.storages[index] = (*storage, flags | FIXED, reserved)
+        if allowed:
+            engine.plan(marked.to_bytes(), threads=1)
+        else:
+            refused(marked, "lies in a storage that is marked as fixed")
+    draft.storages[3] = (*draft.storages[3][:4], 8, 0)
+    refused(draft, "unknown flags")
 
 
 def test_names():

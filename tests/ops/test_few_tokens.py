@@ -107,7 +107,8 @@ def test_bits_of_a_normed_token_do_not_depend_on_the_others():
             def run(tokens, columns=columns, activation=activation, weight=weight, n=n):
                 y = np.zeros((tokens, columns), np.float32)
                 inputs = [(x[:tokens], "bf16", (tokens, 576)), (norm, "bf16", (576,)), (weight, "bf16", (n, 576)), None]
-                engine.run_op("rms_norm_linear", inputs, [(y, "f32", y.shape)], {"activation": activation}, backend=BACKEND)
+                engine.run_op("rms_norm_linear", inputs, [(y, "f32", y.shape)], {"activation": activation}, backend=BACKEND,
+                              kernel="few")
                 return y
 
             whole = run(21)

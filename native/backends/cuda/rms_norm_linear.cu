@@ -11,9 +11,8 @@
 // A result's bits depend on its token, its weight row and K, not on how many tokens there are.
 #include <algorithm>
 
-#include "activation.cuh"
 #include "linear_few_bf16.cuh"
-#include "norm_weight.cuh"
+#include "rms_norm_linear.cuh"
 
 namespace sg::cuda {
 namespace {
@@ -21,14 +20,7 @@ namespace {
 constexpr int kMostShared = 200 << 10;         // bytes of normed tokens
 constexpr int kSharedOfUnit = 220 << 10;       // of all blocks of a multiprocessor
 
-enum Activation : int { kNone, kSilu, kGeluTanh, kGelu };
-
-struct NormedProblem {
-  FewProblem product;
-  int64_t weight_stride;
-  Weight norm;
-  float eps;
-  Activation activation;
+struct Problem : NormedProblem {
   int slice;   // tokens of a block
   int padded;  // elements from one normed token to the next in shared memory
 };
@@ -51,7 +43,7 @@ struct Tile {
 };
 
 template <bool gated>
-__device__ inline void bring_tile(const NormedProblem &p, const bf16 *weight, const Tile<gated> &tile) {
+__device__ inline void bring_tile(const Problem &p, const bf16 *weight, const Tile<gated> &tile) {
   if (threadIdx.x >= kFewRows) return;
   const int64_t bytes = min(2 * p.product.k, kBytesAhead);
   bring_closer(weight + tile.weight_row(static_cast<int>(threadIdx.x)) * p.weight_stride, static_cast<uint32_t>(bytes));
@@ -59,7 +51,7 @@ __device__ inline void bring_tile(const NormedProblem &p, const bf16 *weight, co
 
 // terms[t][i] = bf16(x[t][i] * norm weight[i]), zeros from K on; squares[warp][t] of what the warp has taken.
 template <bool packed, class X>
-__device__ inline void norm_tokens(const NormedProblem &p, const X *x, int count, bf16 *terms,
+__device__ inline void norm_tokens(const Problem &p, const X *x, int count, bf16 *terms,
                                    float (&squares)[kFewWarps][kFewTokens]) {
   constexpr int kTogether = 16 / static_cast<int>(sizeof(X)) / 2;  // tokens whose loads are under way at once
   const int k = static_cast<int>(p.product.k);
@@ -116,13 +108,9 @@ __device__ inline void norm_tokens(const NormedProblem &p, const X *x, int count
   }
 }
 
-__device__ inline float activated(Activation activation, float x) {
-  return activation == kSilu ? Silu::value(x) : activation == kGeluTanh ? GeluTanh::value(x) : Gelu::value(x);
-}
-
 template <bool gated, bool packed, int blocks, class X>
 __global__ void __launch_bounds__(kFewThreads, blocks)
-    rms_norm_linear_few(NormedProblem p, int64_t tiles, const X *x, const bf16 *weight, void *y, bool to_bf16) {
+    rms_norm_linear_few(Problem p, int64_t tiles, const X *x, const bf16 *weight, void *y, bool to_bf16) {
   extern __shared__ __align__(16) bf16 terms[];
   __shared__ float partial[2][kFewWarps][kFewRows * kFewStride], squares[kFewWarps][kFewTokens];
   const FewProblem &product = p.product;
@@ -174,56 +162,29 @@ __global__ void __launch_bounds__(kFewThreads, blocks)
   }
 }
 
-Activation activation_of(const sg_call *call) {
-  const char *name = attr_string(call, "activation", "none");
-  if (!std::strcmp(name, "none")) return kNone;
-  return !std::strcmp(name, "silu") ? kSilu : !std::strcmp(name, "gelu_tanh") ? kGeluTanh : kGelu;
-}
-
-bool read_normed(const sg_call *call, NormedProblem *p) {
-  const sg_tensor *x = input(call, 0), *norm = input(call, 1), *weight = input(call, 2), *bias = input(call, 3);
-  const sg_tensor *y = output(call, 0);
-  if (!x || !norm || !weight || !y || x->rank != 2 || weight->rank != 2 || y->rank != 2) return false;
-  if (!is_activation(x) || !is_activation(y) || !has_dense_rows(x) || !has_dense_rows(y)) return false;
-  if (weight->dtype != SG_BF16 || !has_dense_rows(weight) || !is_weight_vector(norm, x)) return false;
-  const int64_t tokens = x->shape[0], n = weight->shape[0], k = weight->shape[1];
-  if (k < 1 || k >= INT32_MAX - 4096 || ceil_div(tokens, kFewTokens) * ceil_div(n, 8) >= INT32_MAX) return false;
-  if (bias != nullptr && (bias->rank != 1 || bias->shape[0] != n || !is_dense(bias))) return false;
-  if (bias != nullptr && !is_activation(bias) && bias->dtype != SG_F16) return false;
-  p->activation = activation_of(call);
-  if (p->activation != kNone && (!known_activation(call) || n % 2 != 0)) return false;
-  if (x->shape[1] != k || y->shape[0] != tokens || y->shape[1] != (p->activation == kNone ? n : n / 2)) return false;
-  p->product = {static_cast<int>(tokens),
-                n,
-                k,
-                x->strides[0],
-                0,
-                y->strides[0],
-                static_cast<float>(attr_float(call, "alpha", 1.0)),
-                bias != nullptr ? bias->data : nullptr,
-                bias != nullptr ? bias->dtype : 0};
-  p->weight_stride = weight->strides[0];
-  p->norm = weight_of(call, 1);
-  p->eps = static_cast<float>(attr_float(call, "eps", 1e-5));
-  p->padded = padded_terms(k);
+bool read_few_normed(const sg_call *call, Problem *p) {
+  if (!read_normed(call, p)) return false;
+  const int64_t tokens = p->product.tokens, n = p->product.n;
+  if (ceil_div(tokens, kFewTokens) * ceil_div(n, 8) >= INT32_MAX) return false;
+  p->padded = padded_terms(p->product.k);
   p->slice = static_cast<int>(std::min<int64_t>(kFewTokens, kMostShared / (2 * p->padded)));
   return p->slice > 0;
 }
 
 int32_t supports(const sg_call *call) {
-  NormedProblem p;
-  return read_normed(call, &p) ? 10 : 0;
+  Problem p;
+  return read_few_normed(call, &p) ? 10 : 0;
 }
 
 // Bytes of a block's shared memory: of its normed tokens, and all.
-int normed_bytes(const NormedProblem &p) { return 2 * p.padded * std::min(p.slice, p.product.tokens); }
-int block_bytes(const NormedProblem &p) {
+int normed_bytes(const Problem &p) { return 2 * p.padded * std::min(p.slice, p.product.tokens); }
+int block_bytes(const Problem &p) {
   constexpr int kSums = 2 * kFewWarps * kFewRows * kFewStride * static_cast<int>(sizeof(float)), kOther = 2 << 10;
   return normed_bytes(p) + kSums + kOther;
 }
 
 template <bool gated, bool packed, int most, class X>
-void launch_blocks(const sg_call *call, const NormedProblem &p) {
+void launch_blocks(const sg_call *call, const Problem &p) {
   const FewProblem &product = p.product;
   const sg_tensor *y = output(call, 0);
   const int64_t tiles = ceil_div(gated ? product.n / 2 : product.n, Tile<gated>::kColumns);
@@ -238,7 +199,7 @@ void launch_blocks(const sg_call *call, const NormedProblem &p) {
 }
 
 template <bool gated, class X>
-void launch(const sg_call *call, const NormedProblem &p) {
+void launch(const sg_call *call, const Problem &p) {
   const FewProblem &product = p.product;
   const bool packed = product.k % 8 == 0 &&
                       can_pack<8>(data<const X>(input(call, 0)), product.tokens > 1 ? product.x_stride : 0) &&
@@ -255,8 +216,8 @@ void launch(const sg_call *call, const NormedProblem &p) {
 }
 
 int32_t run(const sg_call *call) {
-  NormedProblem p;
-  if (!read_normed(call, &p)) return fail(call, "%s: operands changed since the kernel was chosen", call->op);
+  Problem p;
+  if (!read_few_normed(call, &p)) return fail(call, "%s: operands changed since the kernel was chosen", call->op);
   if (p.product.tokens == 0 || p.product.n == 0) return SG_OK;
   with_type(input(call, 0), [&]<class X>(X) {
     if (p.activation != kNone) {

@@ -1,4 +1,4 @@
-/* The Surogate kernel ABI, version 1.2.
+/* The Surogate kernel ABI, version 1.3.
  *
  * A kernel library exports one function, sg_kernel_library_v1 (see the end of this file), or hands the engine a pointer
  * to the same table. Nothing but plain C crosses this boundary: no C++ type, no exception, no Python object.
@@ -20,7 +20,7 @@
 #include <stdint.h>
 
 #define SG_ABI_MAJOR 1
-#define SG_ABI_MINOR 2
+#define SG_ABI_MINOR 3
 #define SG_MAX_RANK 6
 
 #ifdef __cplusplus
@@ -64,7 +64,13 @@ typedef struct sg_tensor {
   int32_t rank;
   int64_t shape[SG_MAX_RANK];
   int64_t strides[SG_MAX_RANK];
+  uint32_t flags;     /* since 1.3: of SG_TENSOR_* */
+  uint32_t reserved;  /* 0 */
 } sg_tensor;
+
+enum {
+  SG_TENSOR_FIXED = 1u << 0 /* nothing writes it while programs run: a kernel may read it before those ahead have ended */
+};
 
 enum { SG_ATTR_INT = 1, SG_ATTR_FLOAT = 2, SG_ATTR_STRING = 3 };
 

@@ -1,0 +1,113 @@
+// The instructions of compute capability 9.0 that products through a ring of shared memory are made of: barriers that
+// count bytes, copies of tiles by the copy engine, and products of a warpgroup.
+//
+// Tiles lie in shared memory as SWIZZLE_128B has them: rows of 128 bytes, eight rows to 1024 bytes, to which a tile is
+// aligned; the 16 bytes that are number j of row r are at number j ^ (r % 8).
+#pragma once
+
+#include <cstdint>
+
+#include "attention_ptx.cuh"
+
+namespace sg::cuda {
+
+constexpr int kWarpgroup = 128;  // threads
+constexpr int kSwizzledRow = 128;  // bytes
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#define SG_HOPPER 1
+#else
+#define SG_HOPPER 0
+#endif
+
+__device__ inline uint32_t swizzled(int row, int unit) {
+  return static_cast<uint32_t>(row * kSwizzledRow + ((unit ^ (row % 8)) << 4));
+}
+
+#if SG_HOPPER
+
+__device__ inline void barrier_init(uint32_t barrier, uint32_t arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+// After the last barrier_init, before the block's own barrier: the copy engine sees them.
+__device__ inline void barriers_are_there() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+__device__ inline void barrier_arrive(uint32_t barrier) {
+  asm volatile("mbarrier.arrive.release.cta.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+// One arrival, and as many bytes to come.
+__device__ inline void barrier_expect(uint32_t barrier, uint32_t bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.release.cta.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
+               : "memory");
+}
+// Until the phase of this parity is over; phases are 0, 1, 0, ...
+__device__ inline void barrier_wait(uint32_t barrier, uint32_t parity) {
+  asm volatile(
+      "{\n\t.reg .pred done;\n\t"
+      "again:\n\t"
+      "mbarrier.try_wait.parity.acquire.cta.shared::cta.b64 done, [%0], %1;\n\t"
+      "@!done bra again;\n\t}" ::"r"(barrier),
+      "r"(parity)
+      : "memory");
+}
+
+// The tile of a map from column `x` of row `y` on; what lies outside of the operand becomes zeros. The barrier counts all
+// of its bytes.
+__device__ inline void copy_tile(uint32_t to, const void *map, int x, int y, uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];" ::"r"(to),
+      "l"(map), "r"(barrier), "r"(x), "r"(y)
+      : "memory");
+}
+// The same to the second-level cache.
+__device__ inline void bring_tile_closer(const void *map, int x, int y) {
+  asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global.tile [%0, {%1, %2}];" ::"l"(map), "r"(x), "r"(y) : "memory");
+}
+__device__ inline void bring_map_closer(const void *map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+// What this thread has stored in shared memory is seen by what the copy engine and the tensor cores do later.
+__device__ inline void stores_before_products() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+__device__ inline void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ inline void products_end() {
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+  asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+}
+
+// A swizzled tile in shared memory, as products name it, from 16-bit column 0 on; 16 columns further it is two more.
+__device__ inline uint64_t tile_descriptor(uint32_t address) {
+  constexpr uint64_t kEightRows = uint64_t{1024 >> 4} << 32, kUnused = uint64_t{1} << 16, kSwizzle128 = uint64_t{1} << 62;
+  return kSwizzle128 | kEightRows | kUnused | ((address & 0x3ffff) >> 4);
+}
+
+// sums[64 x N] += a[64 x 16] b[N x 16]^T in bf16, N twice as many as a thread has sums. A warp has 16 rows; a thread has of
+// rows lane / 4 and that + 8, columns 8 j + 2 (lane % 4) and the next: sums[4 j], [4 j + 1], and [4 j + 2], [4 j + 3].
+__device__ inline void multiply_tiles(float (&d)[4], uint64_t a, uint64_t b) {
+  asm volatile(
+      "{\n\t.reg .pred add;\n\tsetp.eq.u32 add, 0, 0;\n\t"
+      "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%0, %1, %2, %3}, %4, %5, add, 1, 1, 0, 0;\n\t}"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "l"(a), "l"(b));
+}
+__device__ inline void multiply_tiles(float (&d)[8], uint64_t a, uint64_t b) {
+  asm volatile(
+      "{\n\t.reg .pred add;\n\tsetp.eq.u32 add, 0, 0;\n\t"
+      "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7}, %8, %9, add, 1, 1, 0, 0;\n\t}"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7])
+      : "l"(a), "l"(b));
+}
+__device__ inline void multiply_tiles(float (&d)[16], uint64_t a, uint64_t b) {
+  asm volatile(
+      "{\n\t.reg .pred add;\n\tsetp.eq.u32 add, 0, 0;\n\t"
+      "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, "
+      "%14, %15}, %16, %17, add, 1, 1, 0, 0;\n\t}"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]),
+        "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
+      : "l"(a), "l"(b));
+}
+
+#endif  // SG_HOPPER
+
+}  // namespace sg::cuda

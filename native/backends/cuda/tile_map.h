@@ -1,0 +1,19 @@
+// How the copy engine of compute capability 9.0 finds the tiles of a matrix in device memory.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+#include "kernel.cuh"
+
+namespace sg::cuda {
+
+// Whether a matrix can be copied by tiles: dense rows at multiples of 16 bytes.
+bool can_map_tiles(const sg_tensor *matrix);
+
+// A map of a matrix of bf16 or f32, whose tiles are `rows` rows of 128 bytes and lie in shared memory swizzled; see
+// hopper.cuh. False where the driver refuses: operands that begin elsewhere than at a multiple of 16 bytes.
+bool map_tiles(const sg_tensor *matrix, int rows, CUtensorMap *map);
+
+}  // namespace sg::cuda
