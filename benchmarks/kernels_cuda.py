@@ -5,7 +5,9 @@
     python benchmarks/kernels_cuda.py --backend cpu --model tiny --tokens 64
 
 A line of JSON a kernel and shape. A call runs many times on operands that lie apart, so that nothing waits in a cache, and as
-one graph, so that nothing waits for the host. `of_copy` and `of_gemm` are shares of ceilings of the same process.
+one graph, so that nothing waits for the host. `of_copy` and `of_gemm` are shares of ceilings of the same process: the rates of
+a copy of gigabytes, and of the largest product. `of_equal_copy` is the share of the rate that a copy of as many bytes reaches,
+measured as the kernels are: a launch, the first loads' latency and the last stores' are in it too.
 """
 
 from __future__ import annotations
@@ -22,15 +24,15 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from surogate_core import engine  # noqa: E402
-from surogate_core.bench.ceilings import Ceilings, measure_ceilings, one_op, wall_seconds  # noqa: E402
+from surogate_core.bench.ceilings import (  # noqa: E402
+    Ceilings, SmallCopies, call_seconds, copies_beyond_caches, measure_ceilings, measure_small_copies, one_op,
+)
 from surogate_core.bench.kernels import cost  # noqa: E402
 from surogate_core.bench.presets import architecture, presets  # noqa: E402
 from surogate_core.program import Program  # noqa: E402
 from surogate_core.program.program import Instruction, TensorEntry, dense_strides  # noqa: E402
 
 Call = tuple[str, list[Any], list[Any], dict[str, Any]]
-LEAST_BYTES = 512 << 20
-"""Of all copies of a call's operands: several times any cache."""
 
 
 def main() -> None:
@@ -45,24 +47,26 @@ def main() -> None:
     parser.add_argument("--copies", type=int, default=0, help="0: as many as it takes to leave the caches")
     args = parser.parse_args()
     ceilings = measure_ceilings(args.backend)
+    small = measure_small_copies(args.backend, ceilings, copies=args.copies)
     emit({"bench": "ceilings", **vars(ceilings)})
+    emit({"bench": "copies", "us": {int(n): round(t * 1e6, 2) for n, t in zip(small.bytes, small.seconds)}})
     for model in args.model or ["llama-3.1-8b"]:
         run = argparse.Namespace(**{**vars(args), "model": model})
         for call in calls(run):
             if not args.op or call[0] in args.op:
-                measure(call, run, ceilings)
+                measure(call, run, ceilings, small)
 
 
 def emit(row: dict[str, Any]) -> None:
     print(json.dumps(row), flush=True)
 
 
-def measure(call: Call, args: argparse.Namespace, ceilings: Ceilings) -> None:
+def measure(call: Call, args: argparse.Namespace, ceilings: Ceilings, small: SmallCopies) -> None:
     op, inputs, outputs, attrs = call
     program, instruction = described(call)
     documents = [args.sequence_len] * max(1, args.tokens // args.sequence_len)
     flops, moved = cost(program, instruction, documents, 1)
-    copies = args.copies or max(1, min(64, round(LEAST_BYTES / max(moved, 1))))
+    copies = args.copies or copies_beyond_caches(moved)
     values = {
         "doc_starts": np.cumsum([0, *documents]).astype(np.int32), "norm": np.full(1, 0.5, np.float32),
         "positions": np.arange(args.tokens, dtype=np.int32) % args.sequence_len, "v": np.ones(args.parameters, np.float32),
@@ -78,15 +82,11 @@ def measure(call: Call, args: argparse.Namespace, ceilings: Ceilings) -> None:
         refused = error.message.splitlines()[0]
         emit({"bench": "kernel", "model": args.model, "op": op, "operands": shapes(inputs, outputs), "refused": refused})
         return
-    for _ in range(2):  # loads the kernel, and records the graph
-        session.run("run")
-    once = wall_seconds(lambda: session.run("run"), session.synchronize, 2) / 2
-    runs = max(2, min(200, int(0.15 / once)))
-    seconds = min(wall_seconds(lambda: session.run("run"), session.synchronize, runs) / runs for _ in range(3)) / copies
+    seconds = call_seconds(session, copies)
     row = {
         "bench": "kernel", "model": args.model, "op": op, "kernel": session.explain()[0]["kernel"],
         "operands": shapes(inputs, outputs), "us": round(seconds * 1e6, 2), "gb_s": round(moved / seconds / 1e9, 1),
-        "of_copy": round(moved / seconds / ceilings.copy, 3),
+        "of_copy": round(moved / seconds / ceilings.copy, 3), "of_equal_copy": round(small.seconds_of(moved) / seconds, 3),
     }
     if flops:
         row |= {"tflops": round(flops / seconds / 1e12, 1), "of_gemm": round(flops / seconds / ceilings.gemm_sustained, 3)}

@@ -35,6 +35,24 @@ class Ceilings:
     copy: float
 
 
+LEAST_BYTES = 512 << 20
+"""Of all copies of a call's operands, where that is at most 64 copies: several times any cache."""
+
+
+@dataclass(frozen=True)
+class SmallCopies:
+    """Seconds that copies take among their like, by the bytes that they read and write, ascending. A launch, the first loads'
+    latency and the last stores' are in each, so that a short one has a lower rate than ``Ceilings.copy``."""
+
+    bytes: tuple[float, ...]
+    seconds: tuple[float, ...]
+
+    def seconds_of(self, moved: float) -> float:
+        """Of a copy of as many bytes: on a line between the sizes beside it; below the least its time, above the largest at its
+        rate."""
+        return float(np.interp(moved, self.bytes, self.seconds)) * max(1.0, moved / self.bytes[-1])
+
+
 def measure_ceilings(
     backend: str, threads: int | None = None, device: int = 0, seconds: float | None = None
 ) -> Ceilings:
@@ -62,6 +80,34 @@ def measure_ceilings(
     move = one_op("scale", [("x", *operand), None], [("y", *operand)], attrs, backend, threads, device)
     times = [_seconds(move, 4) / 4 for _ in range(5)]
     return Ceilings(size, flops / min(rested), flops / sustained, 8.0 * copied / min(times))
+
+
+def measure_small_copies(
+    backend: str, ceilings: Ceilings, threads: int | None = None, device: int = 0, copies: int = 0
+) -> SmallCopies:
+    """The same copy at smaller sizes, each many times in one recorded graph, on operands that lie apart; the largest size is that
+    of ``ceilings``. ``copies``: how many; 0: as many as it takes to leave the caches."""
+    sizes, top = ((14, 18, 22), 1 << 25) if backend == "cpu" else (range(20, 30), 1 << 31)
+    seconds = []
+    for size in sizes:
+        operand = ("f32", (1 << size >> 3,))
+        count = copies or copies_beyond_caches(1 << size)
+        move = one_op("scale", [("x", *operand), None], [("y", *operand)], {"factor": 1.0, "out_dtype": "f32"}, backend, threads,
+                      device, copies=count)
+        seconds.append(call_seconds(move, count, 0.05))
+    return SmallCopies((*(float(1 << size) for size in sizes), float(top)), (*seconds, top / ceilings.copy))
+
+
+def copies_beyond_caches(moved: float) -> int:
+    return max(1, min(64, round(LEAST_BYTES / max(moved, 1))))
+
+
+def call_seconds(session: Session, copies: int, budget: float = 0.15) -> float:
+    """Of one call of a session of `one_op` with so many ``copies``: the least of three means, each over about ``budget`` seconds
+    of at most 200 runs."""
+    _seconds(session, 2)  # loads the kernel, and records the graph
+    runs = max(2, min(200, int(budget / (_seconds(session, 2) / 2))))
+    return min(_seconds(session, runs) / runs for _ in range(3)) / copies
 
 
 def one_op(

@@ -79,6 +79,8 @@ def test_ceilings_of_a_device(monkeypatch):
     monkeypatch.undo()
     found = ceilings.measure_ceilings("cuda", seconds=0.1)
     assert found.gemm_peak >= 0.9 * found.gemm_sustained > 0 and found.copy > 1e11
+    small = ceilings.measure_small_copies("cuda", found)
+    assert (1 << 20) / small.seconds[0] < found.copy, "a launch is in it"
 
 
 def test_bench_of_a_configuration_counts_useful_tokens_apart(tmp_path):
@@ -209,6 +211,14 @@ def test_ceilings_are_measured_by_programs(monkeypatch):
     monkeypatch.undo()
     found = ceilings.measure_ceilings("cpu", 1, seconds=0.02)
     assert found.gemm_peak > 1e9 and found.gemm_sustained > 1e9 and found.copy > 1e8
+
+
+def test_copies_as_small_as_a_kernel():
+    small = ceilings.measure_small_copies("cpu", LOW_CEILINGS, 1, copies=2)
+    assert (small.bytes[-1], small.seconds[-1]) == (1 << 25, (1 << 25) / LOW_CEILINGS.copy)
+    assert 0 < small.seconds[0] < small.seconds[2], "256 times the bytes"
+    known = ceilings.SmallCopies((10.0, 20.0, 40.0), (1.0, 2.0, 6.0))
+    assert [known.seconds_of(moved) for moved in (5, 10, 15, 30, 80)] == [1, 1, 1.5, 4, 12]
 
 
 def test_kernels_that_training_would_run():

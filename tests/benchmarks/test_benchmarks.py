@@ -128,9 +128,10 @@ def test_kernels_alone():
     """On the CPU, which has a kernel for each of these calls too."""
     found = rows(start("kernels_cuda.py", "--backend", "cpu", "--model", "tiny", "--tokens", "64", "--sequence-len", "32",
                        "--parameters", "4096", "--copies", "2", "--op", "dropout", "--op", "adamw", "--op", "attention_grad"))
-    assert [row["bench"] for row in found] == ["ceilings"] + ["kernel"] * 5
-    assert all(row["us"] > 0 and row["kernel"] for row in found[1:])
-    assert {row["op"] for row in found[1:] if "tflops" in row} == {"attention_grad"}
+    assert [row["bench"] for row in found] == ["ceilings", "copies"] + ["kernel"] * 5
+    assert all(row["us"] > 0 and row["kernel"] and row["of_equal_copy"] > 0 for row in found[2:])
+    assert {row["op"] for row in found[2:] if "tflops" in row} == {"attention_grad"}
+    assert all(microseconds > 0 for microseconds in found[1]["us"].values())
 
 
 def test_loss_curve_beside_torch(tmp_path):
