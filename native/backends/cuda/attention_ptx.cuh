@@ -28,6 +28,12 @@ __device__ inline void copy_async_4(uint32_t to, const void *from, bool valid) {
 }
 // Waits for all copies that this thread began.
 __device__ inline void wait_copies() { asm volatile("cp.async.wait_all;\n" ::: "memory"); }
+// Copies of this thread since the last call are a group; the other waits for all but the last `pending` groups.
+__device__ inline void commit_copies() { asm volatile("cp.async.commit_group;\n" ::: "memory"); }
+template <int pending>
+__device__ inline void wait_copies_but() {
+  asm volatile("cp.async.wait_group %0;\n" ::"n"(pending) : "memory");
+}
 
 // Four 8 x 8 matrices of bf16. Lane 8 i + r names the address of row r of matrix i; every lane gets of each matrix row
 // lane / 4, columns pair and pair + 1.

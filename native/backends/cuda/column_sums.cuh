@@ -1,10 +1,11 @@
 // Sums over the rows of a matrix, added to a vector of f32, in an order that depends on the shape alone.
 //
 // The rows are cut into kSumChunks; a block sums kSumColumns columns of one chunk. Sixteen lanes side by side have
-// eight columns each, and sixteen groups of lanes take every sixteenth row. The block adds its groups' sums in order.
-// The blocks of all chunks form a cluster where the device has such: they read each other's sums from shared memory and
-// add them in order, so that one kernel does it all: a second one would take as long as a fifth of the bytes of a small
-// matrix. Elsewhere the sums go through the workspace, and a second kernel adds them in the same order.
+// eight columns each, and sixteen groups of lanes take every sixteenth row. The block adds its groups' sums in order:
+// the two of a warp, then those of the warps. The blocks of all chunks form a cluster where the device has such: each
+// adds up one of the lanes' columns, of which the others send it their sums, in the order of chunks. So one kernel does
+// it all: a second one would take as long as a fifth of the bytes of a small matrix. Elsewhere the sums go through the
+// workspace, and a second kernel adds them in the same order.
 #pragma once
 
 #include "cluster.cuh"
@@ -12,7 +13,7 @@
 
 namespace sg::cuda {
 
-constexpr int kSumThreads = 256, kSumBlocks = 2;  // blocks on a multiprocessor: what leaves a thread 128 registers
+constexpr int kSumThreads = 256, kSumBlocks = 4;  // blocks on a multiprocessor, so that the next kernel's find room
 constexpr int kSumLanes = 16, kSumGroups = kSumThreads / kSumLanes;
 constexpr int kSumEach = 8;  // columns of a lane
 constexpr int kSumColumns = kSumLanes * kSumEach;
@@ -45,56 +46,71 @@ struct ColumnTask {
   }
 };
 
-// A thread's columns of one row; zeros where the row is not there, and behind the last column.
-template <class T, int V>
-struct ColumnPacks {
-  Pack<T, V> packs[kSumEach / V];
+// What a block shares.
+struct ColumnSums {
+  float of_warp[kSumThreads / 32][kSumColumns];
+  float came[kSumChunks][kSumLanes];  // from each block of the cluster, of the columns that this one adds up
+  Inbox inbox;
+};
 
-  __device__ void load(const T *row, const ColumnTask &task, bool there) {
+// All threads of a block of a cluster call it first.
+__device__ inline void begin_column_sums(ColumnSums &shared) {
+  if (threadIdx.x == 0) open_inbox(&shared.inbox, sizeof(shared.came));
+  ready_for_sends();
+}
+
+// The two groups of a warp add their sums: lane l of the first half gets columns 0 to 3, of the second 4 to 7. In a row
+// of of_warp column k of lane l is at place 32 (k % 4) + 16 (k / 4) + l: lanes meet in no bank.
+static_assert(kSumEach == 8 && kSumLanes == 16);
+__device__ inline void leave_warp_sums(const float (&sums)[kSumEach], ColumnSums &shared) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const bool second = lane >= kSumLanes;
 #pragma unroll
-    for (int p = 0; p < kSumEach / V; ++p) {
-      const int64_t column = task.base + ColumnTask::offset<V>(task.lane, p * V);
-      packs[p] = Pack<T, V>{};
-      if (there && column < task.columns) packs[p] = load_pack<V>(row + column);
-    }
+  for (int k = 0; k < 4; ++k) {
+    const float other = __shfl_xor_sync(0xffffffffu, second ? sums[k] : sums[k + 4], kSumLanes);
+    shared.of_warp[threadIdx.x / 32][32 * k + lane] = (second ? sums[k + 4] : sums[k]) + other;
   }
-  __device__ float at(int k) const { return to_float(packs[k / V].at[k % V]); }
+}
+
+// The total that a thread of a cluster adds to, none of most threads. It is read before the rows are.
+struct OwnTotal {
+  float *at = nullptr;
+  float before = 0.0f;
+
+  template <int V>
+  __device__ static OwnTotal of(const ColumnTask &task, float *totals) {
+    const int64_t column = task.base + ColumnTask::offset<V>(task.lane, static_cast<int>(blockIdx.y));
+    if (threadIdx.x >= kSumLanes || column >= task.columns) return {};
+    return {totals + column, totals[column]};
+  }
 };
 
 // All threads of the block call it, with their sums. `clustered`: totals += them; else partials[chunk] = them.
 template <int V, bool clustered>
-__device__ inline void finish_column_sums(const ColumnTask &task, const float (&sums)[kSumEach], float *partials,
-                                          float *totals) {
-  // Sums are kept by k and lane. A row's end is padded, so that the two groups of a warp meet in no bank.
-  __shared__ float of_group[kSumGroups][kSumColumns + kSumLanes];
-  __shared__ float of_block[kSumColumns];
-  const int chunk = static_cast<int>(blockIdx.y), thread = static_cast<int>(threadIdx.x);
-  const int64_t own = task.base + ColumnTask::offset<V>(thread % kSumLanes, chunk);  // of the cluster, by this thread
-  const bool owns = clustered && thread < kSumLanes && own < task.columns;
-  const float before = owns ? totals[own] : 0.0f;
-#pragma unroll
-  for (int k = 0; k < kSumEach; ++k) of_group[task.group][k * kSumLanes + task.lane] = sums[k];
+__device__ inline void finish_column_sums(const ColumnTask &task, const float (&sums)[kSumEach], ColumnSums &shared,
+                                          const OwnTotal &own, float *partials) {
+  const int chunk = static_cast<int>(blockIdx.y), thread = static_cast<int>(threadIdx.x), lane = thread % kSumLanes;
+  leave_warp_sums(sums, shared);
+  if constexpr (clustered) wait_until_ready();
   __syncthreads();
   if (thread < kSumColumns) {
     float sum = 0.0f;
 #pragma unroll
-    for (int g = 0; g < kSumGroups; ++g) sum += of_group[g][thread];
-    const int64_t column = task.base + ColumnTask::offset<V>(thread % kSumLanes, thread / kSumLanes);
+    for (int warp = 0; warp < kSumThreads / 32; ++warp) sum += shared.of_warp[warp][thread];
+    const int k = thread / 32 + thread % 32 / kSumLanes * 4;
+    const int64_t column = task.base + ColumnTask::offset<V>(lane, k);
     if (clustered) {
-      of_block[thread] = sum;
+      send(sum, &shared.came[chunk][lane], &shared.inbox, k);
     } else if (column < task.columns) {
       partials[chunk * task.columns + column] = sum;
     }
   }
-  if constexpr (clustered) {
-    cluster_barrier();
+  if (clustered && thread < kSumLanes) {
+    wait_for_inbox(&shared.inbox);
     float sum = 0.0f;
-    if (owns) {
 #pragma unroll
-      for (int c = 0; c < kSumChunks; ++c) sum += read_cluster(of_block + chunk * kSumLanes + thread, c);
-      totals[own] = before + sum;
-    }
-    cluster_barrier();  // shared memory lasts until nobody reads it
+    for (int c = 0; c < kSumChunks; ++c) sum += shared.came[c][lane];
+    if (own.at != nullptr) *own.at = own.before + sum;
   }
 }
 

@@ -38,11 +38,13 @@ struct Layout {
   static constexpr int kSums = 128 * tiles;                      // of dlow, a step
   static constexpr int kSumBuffers = tiles <= 2 ? 2 : 1;         // two save a barrier a step
   static constexpr int kSumBytes = kSumBuffers * kWarps * kSums * 4;
-  static constexpr int kFit = (kSharedBytes - kSumBytes) / kStepBytes;
+  static constexpr int kInboxBytes = 16;
+  static constexpr int kFit = (kSharedBytes - kSumBytes - kInboxBytes) / kStepBytes;
   static constexpr int kSteps = kFit < 6 ? kFit : 6;             // in shared memory at a time
-  static constexpr int kBytes = kSteps * kStepBytes + kSumBytes;
+  static constexpr int kInboxAt = kSteps * kStepBytes + kSumBytes;
+  static constexpr int kBytes = kInboxAt + kInboxBytes;
   static constexpr int kColumnSums = kColumns * 8 * tiles;       // of db
-  static_assert(kSteps >= 3 && kColumnSums * 4 <= kBytes);
+  static_assert(kSteps >= 3 && kColumnSums * 4 <= kInboxAt);
 };
 
 struct Operands {
@@ -67,13 +69,6 @@ __device__ inline uint64_t cache_policy(bool goes_first) {
     asm volatile("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
   }
   return policy;
-}
-
-__device__ inline void commit_copies() { asm volatile("cp.async.commit_group;\n" ::: "memory"); }
-// Waits for all but the last `pending` groups of copies of this thread.
-template <int pending>
-__device__ inline void wait_copies_but() {
-  asm volatile("cp.async.wait_group %0;\n" ::"n"(pending) : "memory");
 }
 
 // Where a step keeps 8 neighbouring elements of a row of dy: rows that are read together are in different banks.
@@ -203,48 +198,54 @@ __device__ inline uint32_t after(uint32_t step, uint32_t steps) {
   return step == steps + Layout<tiles>::kSteps * Layout<tiles>::kStepBytes ? steps : step;
 }
 
-// The warp's sums of db, up to `count` of the block's.
+// Of the warp's sums of db, at which four of the block's the lane has its first; the next are 32 apart.
 template <int tiles>
-__device__ inline void leave_sums(const float (&weight)[Layout<tiles>::kColumnTiles][tiles][4], float4 *to, int count) {
-  const int first = static_cast<int>(threadIdx.x) / 32 * Layout<tiles>::kColumnTiles * tiles * 32 + threadIdx.x % 32;
+__device__ inline int first_four(int warp) {
+  return warp * Layout<tiles>::kColumnTiles * tiles * 32 + static_cast<int>(threadIdx.x) % 32;
+}
+
+// body(i, sums) for the lane's i-th four.
+template <int tiles, class Body>
+__device__ inline void each_four(const float (&weight)[Layout<tiles>::kColumnTiles][tiles][4], Body &&body) {
 #pragma unroll
   for (int m = 0; m < Layout<tiles>::kColumnTiles; ++m) {
 #pragma unroll
     for (int j = 0; j < tiles; ++j) {
       const float(&sum)[4] = weight[m][j];
-      const int at = first + (m * tiles + j) * 32;
-      if (at < count) to[at] = make_float4(sum[0], sum[1], sum[2], sum[3]);
+      body(m * tiles + j, make_float4(sum[0], sum[1], sum[2], sum[3]));
     }
   }
 }
 
-// The same added over the cluster, in the order of its blocks, each of which adds a share. `shared`: all of a block's.
+// The block's sums of db added over its cluster: each block adds a share of them, which the others send it, in the order
+// of blocks. `came`: what it is sent, as many as all of a block's, in place of its steps.
 template <int tiles>
-__device__ inline void leave_cluster_sums(const float (&weight)[Layout<tiles>::kColumnTiles][tiles][4], float4 *shared,
-                                          float4 *to, int count) {
+__device__ inline void leave_cluster_sums(const float (&weight)[Layout<tiles>::kColumnTiles][tiles][4], float4 *came,
+                                          const Inbox *inbox, float4 *to, int count) {
   constexpr int kBlocks = cluster_blocks(tiles), kFours = Layout<tiles>::kColumnSums / 4, kShare = kFours / kBlocks;
-  __syncthreads();  // nobody reads steps and sums of dlow any more
-  leave_sums<tiles>(weight, shared, kFours);
-  cluster_barrier();
-  const int begin = static_cast<int>(blockIdx.y) % kBlocks * kShare;
+  constexpr int kOwners = kWarps / kBlocks;  // warps of each block whose sums are one share
+  static_assert(kWarps % kBlocks == 0);
+  const int warp = static_cast<int>(threadIdx.x) / 32, rank = static_cast<int>(blockIdx.y) % kBlocks;
+  ready_for_sends();  // its steps and sums of dlow have been read
+  wait_until_ready();
+  float4 *mine = came + rank * kShare + first_four<tiles>(warp % kOwners);
+  each_four<tiles>(weight, [&](int i, const float4 &sum) { send(sum, mine + 32 * i, inbox, warp / kOwners); });
+  wait_for_inbox(inbox);
 #pragma unroll
   for (int i = 0; i < (kShare + kThreads - 1) / kThreads; ++i) {
-    const int at = static_cast<int>(threadIdx.x) + i * kThreads;
-    if (at >= kShare || begin + at >= count) break;
-    float4 parts[kBlocks];
+    const int at = static_cast<int>(threadIdx.x) + i * kThreads, place = rank * kShare + at;
+    if (at >= kShare || place >= count) break;
+    float4 sum = came[at];
 #pragma unroll
-    for (int block = 0; block < kBlocks; ++block) parts[block] = read_cluster(shared + begin + at, block);
-#pragma unroll
-    for (int block = 1; block < kBlocks; ++block) add(parts[0], parts[block]);
-    to[begin + at] = parts[0];
+    for (int block = 1; block < kBlocks; ++block) add(sum, came[block * kShare + at]);
+    to[place] = sum;
   }
-  cluster_barrier();  // shared memory lasts until nobody reads it
 }
 
 // The block's sums of db to its cluster's part, or to its own.
 template <int tiles>
 __device__ inline void leave_weight(const Operands &p, const float (&weight)[Layout<tiles>::kColumnTiles][tiles][4],
-                                    float4 *shared) {
+                                    unsigned char *shared) {
   const int column_tiles = (p.features + 15) / 16, first_tile = blockIdx.x * (Layout<tiles>::kColumns / 16);
   const int count = (column_tiles - first_tile) * 32 * tiles;
   const auto part = [&](int index) {
@@ -252,9 +253,15 @@ __device__ inline void leave_weight(const Operands &p, const float (&weight)[Lay
     return reinterpret_cast<float4 *>(p.weight_parts) + first * 32 * tiles;
   };
 #if __CUDA_ARCH__ >= 900
-  leave_cluster_sums<tiles>(weight, shared, part(blockIdx.y / cluster_blocks(tiles)), count);
+  const auto *inbox = reinterpret_cast<const Inbox *>(shared + Layout<tiles>::kInboxAt);
+  leave_cluster_sums<tiles>(weight, reinterpret_cast<float4 *>(shared), inbox, part(blockIdx.y / cluster_blocks(tiles)),
+                            count);
 #else
-  leave_sums<tiles>(weight, part(blockIdx.y), count);
+  float4 *to = part(blockIdx.y);
+  const int first = first_four<tiles>(static_cast<int>(threadIdx.x) / 32);
+  each_four<tiles>(weight, [&](int i, const float4 &sum) {
+    if (first + 32 * i < count) to[first + 32 * i] = sum;
+  });
 #endif
 }
 
@@ -269,6 +276,7 @@ __global__ void __launch_bounds__(kThreads, blocks_at_once(tiles)) one_pass_kern
   const int begin = blockIdx.y * p.strip, end = min(begin + p.strip, p.tokens);
   const int count = begin < end ? (end - begin + kRows - 1) / kRows : 0;
   bring_first_steps<tiles>(p, begin, end);
+  if (threadIdx.x == 0) open_inbox(reinterpret_cast<Inbox *>(shared + L::kInboxAt), 4 * L::kColumnSums);
   Copies<tiles> copies(p, begin, end);
   wait_for_kernels_ahead();
   const int first_column = blockIdx.x * L::kColumns + warp * warp_columns(tiles);
@@ -312,7 +320,7 @@ __global__ void __launch_bounds__(kThreads, blocks_at_once(tiles)) one_pass_kern
     __syncthreads();
     add_warps<tiles>(sums + (count - 1) % 2 * kWarps * L::kSums, low_parts);
   }
-  leave_weight<tiles>(p, weight, reinterpret_cast<float4 *>(shared));
+  leave_weight<tiles>(p, weight, shared);
 }
 
 // One of the two outputs as `count` sums, each of which is `each` parts where no cluster has added them.
