@@ -71,8 +71,10 @@ def test_a_server_of_a_gguf():
 
 def test_the_front_of_a_server():
     found = rows(start("serve_front.py", "--routes", "/v1/completions", "--streams", "2", "--prompts", "16", "--events", "4",
-                       "--repetitions", "1"))
-    assert [row["prompt"] for row in found] == [512, 16] and found[0]["metrics"]["event_us"] > 0
+                       "--repetitions", "1", "--paces", "5", "--seconds", "0.3"))
+    assert [row.get("prompt") for row in found] == [512, 16, None] and found[0]["metrics"]["event_us"] > 0
+    paced = found[2]["metrics"]
+    assert found[2]["pace_ms"] == 5 and 100 < paced["tokens_per_second"] <= 440 and 0 < paced["added_ms"]["p50"] < 1000
 
 
 def test_training(model):

@@ -4,7 +4,7 @@ model's parser, and each choice ends with one `Finished`, whatever happened."""
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, Protocol
 
@@ -18,6 +18,7 @@ from .types import (
     Generation,
     Prompt,
     Reasoning,
+    Take,
     TokenLogprob,
     ToolCallEnd,
     Usage,
@@ -33,58 +34,76 @@ class Answering(Protocol):
 
     parser: Parser
 
-    def generate(self, generation: Generation) -> AsyncIterator[Delta]:
-        """An asynchronous generator of the request's deltas; closing it cancels the request."""
+    async def read(self, generation: Generation, take: Take) -> None:
+        """Gives the request's deltas to ``take``; cancelling it cancels the request."""
 
 
-async def answers(
-    model: Answering,
-    prompt: Prompt,
-    generation: Generation,
-    tools: Sequence[Mapping[str, Any]] = (),
-    tool_choice: ToolChoice = "auto",
-    parser: Parser | None = None,
-    parallel: bool = True,
-) -> AsyncIterator[Event | Usage]:
-    """The events of all choices as they come, then one `Usage`.
+class Answer:
+    """The events of all choices. ``usage``: its cached tokens are right from the first event on, the others at the end.
 
     tools: definitions as {"type": "function", "function": {"name", "description", "parameters"}}; without any, or with
     tool_choice "none", what looks like a call is content. parser: the model's own where None. parallel: without it, a
-    choice ends with its first call. Every choice gets exactly one `Finished`: "tool_calls" where the model ended its
-    turn after calls that are all complete, else what the engine said. Closing the iterator cancels the request. Raises
-    what ``model.generate`` raises.
+    choice ends with its first call.
     """
-    parser = parser or model.parser
-    offered = () if tool_choice == "none" else tuple(tools)
-    until_end = not generation.ignore_eos
-    streams = [parser.stream(index, prompt.tail, offered, until_end) for index in range(generation.n)]
-    choices = [_Choice(stream, parallel) for stream in streams]
-    usage = Usage(prompt_tokens=len(prompt.tokens))
-    deltas = model.generate(generation)
-    try:
-        async for delta in deltas:
-            if delta.cached_tokens > usage.cached_tokens:
-                usage.cached_tokens = delta.cached_tokens
-            choice = choices[delta.choice]
-            was_over = choice.finished
-            for event in choice.take(delta):
-                yield event
-            if choice.finished and not was_over:
-                if delta.finish is None:
-                    generation.end(delta.choice)
-                if all(each.finished for each in choices):
-                    break
-    finally:
-        close = getattr(deltas, "aclose", None)
-        if close is not None:
-            await close()
-    for choice in choices:
-        if not choice.finished:
-            for event in choice.end("error", error="the engine ended without finishing this answer"):
-                yield event
-    usage.completion_tokens = sum(choice.tokens for choice in choices)
-    usage.reasoning_tokens = sum(choice.reasoning_tokens for choice in choices)
-    yield usage
+
+    def __init__(
+        self,
+        model: Answering,
+        prompt: Prompt,
+        generation: Generation,
+        tools: Sequence[Mapping[str, Any]] = (),
+        tool_choice: ToolChoice = "auto",
+        parser: Parser | None = None,
+        parallel: bool = True,
+    ) -> None:
+        parser = parser or model.parser
+        offered = () if tool_choice == "none" else tuple(tools)
+        until_end = not generation.ignore_eos
+        streams = [parser.stream(index, prompt.tail, offered, until_end) for index in range(generation.n)]
+        self._model, self._generation = model, generation
+        self._choices = [_Choice(stream, parallel) for stream in streams]
+        self._unfinished = generation.n
+        self.usage = Usage(prompt_tokens=len(prompt.tokens))
+
+    async def read(self, take: Callable[[list[Event | Usage]], None]) -> None:
+        """Starts the generation, and gives the events to ``take`` as they come, at last the `Usage`. Every choice gets
+        exactly one `Finished`: "tool_calls" where the model ended its turn after calls that are all complete, else what the
+        engine said. Cancelling this cancels the request. Raises what the model's `read` and ``take`` raise."""
+
+        def follow(deltas: list[Delta]) -> bool:
+            events: list[Event | Usage] = []
+            for delta in deltas:
+                events += self._events_of(delta)
+            over = self._unfinished == 0
+            if over:
+                events.append(self._counted())
+            if events:
+                take(events)
+            return over
+
+        await self._model.read(self._generation, follow)
+        if self._unfinished:
+            left = [choice for choice in self._choices if not choice.finished]
+            error = "the engine ended without finishing this answer"
+            take([*(event for choice in left for event in choice.end("error", error=error)), self._counted()])
+
+    def _events_of(self, delta: Delta) -> list[Event]:
+        if delta.cached_tokens > self.usage.cached_tokens:
+            self.usage.cached_tokens = delta.cached_tokens
+        choice = self._choices[delta.choice]
+        if choice.finished:
+            return []  # what comes after the choice's end means nothing
+        events = choice.take(delta)
+        if choice.finished:
+            self._unfinished -= 1
+            if delta.finish is None:
+                self._generation.end(delta.choice)
+        return events
+
+    def _counted(self) -> Usage:
+        self.usage.completion_tokens = sum(choice.tokens for choice in self._choices)
+        self.usage.reasoning_tokens = sum(choice.reasoning_tokens for choice in self._choices)
+        return self.usage
 
 
 class _Choice:
@@ -98,9 +117,7 @@ class _Choice:
         self._waiting: list[TokenLogprob] = []  # of text that the parser holds back
 
     def take(self, delta: Delta) -> list[Event]:
-        """The events of a delta. What comes after the choice's end means nothing."""
-        if self.finished:
-            return []
+        """The events of a delta."""
         self.tokens += len(delta.tokens)
         logprobs = delta.logprobs or [None] * len(delta.tokens)
         self._unread.extend(zip(delta.tokens, logprobs, strict=True))

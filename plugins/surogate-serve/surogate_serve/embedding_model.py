@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -16,7 +16,7 @@ from surogate_core.weights.embedding import Pooling
 
 from .engine import EngineOptions
 from .engine.embedding import Embedder, VectorRuntime
-from .types import Delta, Generation, Refused
+from .types import Generation, Refused, Take
 
 
 class EmbeddingModel:
@@ -36,9 +36,8 @@ class EmbeddingModel:
         """As `ServedModel.embed`."""
         return await asyncio.to_thread(self.vectors.embed, prompts, pooling)
 
-    async def generate(self, generation: Generation) -> AsyncIterator[Delta]:
+    async def read(self, generation: Generation, take: Take) -> NoReturn:
         self._refuse()
-        yield  # what makes this a generator, as callers expect
 
     def generate_many(self, generations: Sequence[Generation]) -> NoReturn:
         self._refuse()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import queue
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -34,7 +34,7 @@ from .grammars import Grammars
 from .parsers import Parser, choose_format
 from .render import render
 from .templates import choose_template, warn_of_another
-from .types import Delta, Generation, Prompt, Refused
+from .types import Delta, Generation, Prompt, Refused, Take
 
 
 class ServedModel:
@@ -45,7 +45,7 @@ class ServedModel:
     those of adapters (what a run made is its adapter, and its base comes with it); ``parser``: of its answers;
     ``grammars``: of its tokens; ``vectors``: what makes vectors of texts; ``dead``: why the engine ended, or None.
 
-    Opened by `open`, closed by `close`. `generate`, `embed`, `load_adapter` and `unload_adapter` are for coroutines, the others
+    Opened by `open`, closed by `close`. `read`, `embed`, `load_adapter` and `unload_adapter` are for coroutines, the others
     for any thread.
     """
 
@@ -99,25 +99,29 @@ class ServedModel:
 
     # -- asking --------------------------------------------------------------------------------------------------------
 
-    async def generate(self, generation: Generation) -> AsyncIterator[Delta]:
-        """The deltas of all choices, each of which ends with one that has a finish. Closing this cancels the request. Raises
-        `Refused` before the first delta where the request is not taken."""
+    async def read(self, generation: Generation, take: Take) -> None:
+        """Gives all choices' deltas to ``take``, in this event loop's thread, until each choice had one with a finish, or no more
+        is wanted. Cancelling this cancels the request. Raises `Refused` before the first delta where the request is not taken,
+        and what ``take`` raises."""
         asked = time.perf_counter()
         held = None if generation.adapter is None else await self._adapters.acquire(generation.adapter)
         waited = 0.0 if held is None else time.perf_counter() - asked
-        box = AsyncMailbox()
+
+        def follow(deltas: list[Delta]) -> bool:
+            for delta in deltas:
+                running.take(delta)
+                if waited and delta.queued is not None:
+                    delta.queued += waited
+            return bool(take(deltas)) or not running.unfinished
+
+        box = AsyncMailbox(follow)
         running = self._submit(generation, held, box)
         generation.watchers.append(running.end)
         try:
-            while running.unfinished:
-                for delta in await box.get():
-                    running.take(delta)
-                    if waited and delta.queued is not None:
-                        delta.queued += waited
-                    yield delta
+            await box.end()
         except EngineDead as death:
-            for choice in sorted(running.unfinished):
-                yield Delta(choice, [], "", [], finish="error", error=f"the engine is dead: {death}")
+            error, left = f"the engine is dead: {death}", sorted(running.unfinished)
+            take([Delta(choice, [], "", [], finish="error", error=error) for choice in left])
         finally:
             generation.watchers.remove(running.end)
             self._end(running)

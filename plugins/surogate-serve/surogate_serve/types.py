@@ -106,6 +106,10 @@ class Delta:
     """Seconds that its request waited until the engine began with it; None before that."""
 
 
+Take = Callable[[list[Delta]], Any]
+"""Is given what the choices of a request gained, as it comes, in its event loop's thread. True: nothing more is wanted."""
+
+
 class Refused(Exception):
     """A request that is not taken, or ends in an error. status: of HTTP. code: as OpenAI's `error.code` (such as
     "context_length_exceeded", "model_not_found"), or None. param: the field that is wrong. retry_after: seconds."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
-from surogate_serve.answers import answers
+import pytest
+from surogate_serve.answers import Answer
 from surogate_serve.parsers import FORMATS, Parser
 from surogate_serve.types import (
     Content,
@@ -32,10 +33,11 @@ class Model:
         self.parser = Parser(FORMATS[name])
         self.deltas, self.left = deltas, len(deltas)
 
-    async def generate(self, generation):
+    async def read(self, generation, take):
         for delta in self.deltas:
             self.left -= 1
-            yield delta
+            if take([delta]):
+                return
 
 
 class Spelled:
@@ -51,12 +53,11 @@ def delta(text, choice=0, **fields):
     return Delta(choice, tokens, text, list(zip(tokens, text, strict=True)), **fields)
 
 
-def run(model, tools=TOOLS, n=1, **options):
-    async def collect():
-        prompt = Prompt([1, 2, 3])
-        return [event async for event in answers(model, prompt, Generation(prompt.tokens, n=n), tools, **options)]
-
-    return asyncio.run(collect())
+def run(model, tools=TOOLS, n=1, ignore_eos=False, **options):
+    prompt, events = Prompt([1, 2, 3]), []
+    generation = Generation(prompt.tokens, n=n, ignore_eos=ignore_eos)
+    asyncio.run(Answer(model, prompt, generation, tools, **options).read(events.extend))
+    return events
 
 
 def reasons(events):
@@ -141,24 +142,17 @@ def test_logprobs_of_tokens_without_text_of_their_own():
     assert events[-1].completion_tokens == 3
 
 
-def test_closing_the_answers_closes_the_request():
-    closed = asyncio.Event()
+def test_what_takes_the_events_can_end_the_request():
+    class Full(Exception):
+        pass
 
-    class Endless(Model):
-        async def generate(self, generation):
-            try:
-                while True:
-                    yield delta("a")
-            finally:
-                closed.set()
+    def take(events):
+        raise Full
 
-    async def leave():
-        stream = answers(Endless(), Prompt([1]), Generation([1]))
-        await anext(stream)
-        await stream.aclose()
-        return closed.is_set()
-
-    assert asyncio.run(leave())
+    model = Model(delta("a"), delta("b"))
+    with pytest.raises(Full):
+        asyncio.run(Answer(model, Prompt([1]), Generation([1])).read(take))
+    assert model.left == 1
 
 
 def test_a_token_that_ends_the_turn_ends_the_choice():
@@ -171,8 +165,4 @@ def test_a_token_that_ends_the_turn_ends_the_choice():
 def test_a_token_that_would_end_the_turn_does_not_where_ends_are_ignored():
     model = Model(delta("ab"), delta("c", finish="length"))
     model.parser = Parser(replace(FORMATS["hermes"], turn_ends=("b",)), Spelled("b"))
-
-    async def collect():
-        return [event async for event in answers(model, Prompt([1]), Generation([1], ignore_eos=True))]
-
-    assert reasons(asyncio.run(collect())) == [(0, "length")]
+    assert reasons(run(model, ignore_eos=True)) == [(0, "length")]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from surogate_core.model import FrozenWeights, LoadedModel
 from surogate_core.passes import RECIPES
 from surogate_serve.engine import EngineOptions, runtime
 from surogate_serve.models import ServedModel
+from surogate_serve.pulled import pulled
 from surogate_serve.types import Delta, Generation, Refused, Sampling
 
 GREEDY = Sampling(temperature=0.0)
@@ -54,7 +56,11 @@ def prompts(count: int, seed: int = 0) -> list[list[int]]:
 
 
 async def all_of(model: ServedModel, generation: Generation) -> list[Delta]:
-    return [delta async for delta in model.generate(generation)]
+    return [delta async for delta in deltas_of(model, generation)]
+
+
+def deltas_of(model: ServedModel, generation: Generation) -> AsyncGenerator[Delta, None]:
+    return pulled(partial(model.read, generation))
 
 
 def tokens_of(deltas: list[Delta], choice: int = 0) -> list[int]:
@@ -100,7 +106,7 @@ def test_a_prompt_is_found_in_the_cache_and_answered_alike(served):
 
 def test_what_is_closed_is_cancelled(served):
     async def one(number: int) -> None:
-        deltas = served.generate(Generation([1, 2, number], max_tokens=120, ignore_eos=True))
+        deltas = deltas_of(served, Generation([1, 2, number], max_tokens=120, ignore_eos=True))
         try:
             await anext(deltas)
         finally:
@@ -127,7 +133,7 @@ def test_one_choice_ends_and_the_other_goes_on(served):
     generation = Generation([1, 2, 3], max_tokens=100, n=2, ignore_eos=True, sampling=GREEDY)
 
     async def end_one() -> list[Delta]:
-        deltas = served.generate(generation)
+        deltas = deltas_of(served, generation)
         got = [await anext(deltas)]
         generation.end(0)
         return got + [delta async for delta in deltas]
@@ -194,7 +200,7 @@ def test_when_the_engine_dies_everybody_is_told(tiny):
     model = ServedModel.open(tiny, "tiny", OPTIONS)
 
     async def outlive() -> list[Delta]:
-        deltas = model.generate(Generation([1, 2, 3], max_tokens=120, ignore_eos=True))
+        deltas = deltas_of(model, Generation([1, 2, 3], max_tokens=120, ignore_eos=True))
         first = await anext(deltas)
         model._pump._poll = _broken
         return [first] + [delta async for delta in deltas]

@@ -6,8 +6,9 @@ import asyncio
 import json
 import shutil
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +23,8 @@ from surogate_serve import LLM
 from surogate_serve.cli.serve import places_of
 from surogate_serve.engine import EngineOptions
 from surogate_serve.models import ServedModel
-from surogate_serve.types import Generation, Refused, Sampling
+from surogate_serve.pulled import pulled
+from surogate_serve.types import Delta, Generation, Refused, Sampling
 
 GREEDY = Sampling(temperature=0.0)
 OPTIONS = EngineOptions(
@@ -54,7 +56,11 @@ def expected(tiny: Path, adapter: Path | None, prompt: Sequence[int] = PROMPT, c
 
 async def answer(model: ServedModel, adapter: str | None, prompt: Sequence[int] = PROMPT, count: int = 12) -> list[int]:
     generation = Generation(prompt, max_tokens=count, sampling=GREEDY, ignore_eos=True, adapter=adapter)
-    return [token async for delta in model.generate(generation) for token in delta.tokens]
+    return [token async for delta in deltas_of(model, generation) for token in delta.tokens]
+
+
+def deltas_of(model: ServedModel, generation: Generation) -> AsyncGenerator[Delta, None]:
+    return pulled(partial(model.read, generation))
 
 
 def test_adapters_and_the_base_in_one_batch(served, tiny, adapter):
@@ -140,7 +146,7 @@ def test_another_under_the_same_name_is_another(served, tiny, adapter):
     async def replace() -> tuple[list[int], list[int], list[int]]:
         await served.load_adapter("it", adapter(1))
         before = await answer(served, "it")
-        deltas = served.generate(Generation(PROMPT, max_tokens=60, sampling=GREEDY, ignore_eos=True, adapter="it"))
+        deltas = deltas_of(served, Generation(PROMPT, max_tokens=60, sampling=GREEDY, ignore_eos=True, adapter="it"))
         running = [*(await anext(deltas)).tokens]
         await served.load_adapter("it", adapter(2))
         after = await answer(served, "it")
@@ -160,7 +166,7 @@ def test_the_same_again_has_a_key_of_its_own(served, adapter):
         await answer(served, "it")
         await served.load_adapter("it", adapter(1))
         generation = Generation(PROMPT, max_tokens=1, sampling=GREEDY, adapter="it")
-        return max([delta.cached_tokens async for delta in served.generate(generation)])
+        return max([delta.cached_tokens async for delta in deltas_of(served, generation)])
 
     assert asyncio.run(again()) == 0
 
@@ -169,7 +175,7 @@ def test_a_salt_spelled_as_an_adapter_finds_nothing_of_it(served, adapter):
     async def both() -> int:
         await served.load_adapter("it", adapter(1))
         await answer(served, "it")
-        deltas = served.generate(Generation(PROMPT, max_tokens=1, sampling=GREEDY, cache_salt="it"))
+        deltas = deltas_of(served, Generation(PROMPT, max_tokens=1, sampling=GREEDY, cache_salt="it"))
         return max([delta.cached_tokens async for delta in deltas])
 
     assert asyncio.run(both()) == 0

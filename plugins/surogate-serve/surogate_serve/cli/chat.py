@@ -93,7 +93,8 @@ class LocalModel:
         self.names = self._model.names
 
     async def answer(self, messages: list[dict[str, Any]], wishes: Wishes) -> AsyncGenerator[Piece, None]:
-        from ..answers import answers
+        from ..answers import Answer
+        from ..pulled import pulled
         from ..types import Content, Finished, Generation, Reasoning, Refused, Sampling, Usage
 
         model, variables = self._model, {}
@@ -107,7 +108,7 @@ class LocalModel:
             sampling=Sampling(temperature=wishes.temperature, top_p=max(wishes.top_p, 1e-6)),
             adapter=None if wishes.model == model.name else wishes.model,
         )
-        async with aclosing(answers(model, prompt, generation)) as events:  # type: ignore[type-var]
+        async with aclosing(pulled(Answer(model, prompt, generation).read)) as events:
             async for event in events:
                 if isinstance(event, (Content, Reasoning)):
                     yield Piece(event.text, isinstance(event, Reasoning))

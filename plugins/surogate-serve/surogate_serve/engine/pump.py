@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from surogate_core.errors import SurogateError
 
-from ..types import Delta
+from ..types import Delta, Take
 
 POLL_SECONDS = 0.25
 """How long the thread waits for the loop before it looks whether it shall end."""
@@ -32,35 +32,32 @@ class EngineDead(Exception):
 
 
 class AsyncMailbox:
-    """For a coroutine. Made, and called, in its event loop's thread."""
+    """For a coroutine, which waits for `end`. Made, and called, in its event loop's thread: the deltas pass through without
+    a change of tasks, of which a token would cost one for each stream."""
 
-    def __init__(self) -> None:
+    def __init__(self, take: Take) -> None:
         self.event_loop: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
-        self._deltas: list[Delta] = []
-        self._waiter: asyncio.Future[None] | None = None
-        self._dead: str | None = None
+        self._take = take
+        self._ended: asyncio.Future[Exception | None] = self.event_loop.create_future()
 
     def put(self, deltas: list[Delta]) -> None:
-        self._deltas.extend(deltas)
-        self._wake()
+        if self._ended.done():
+            return
+        try:
+            if self._take(deltas):
+                self._ended.set_result(None)
+        except Exception as error:
+            self._ended.set_result(error)
 
     def fail(self, reason: str) -> None:
-        self._dead = reason
-        self._wake()
+        if not self._ended.done():
+            self._ended.set_result(EngineDead(reason))
 
-    async def get(self) -> list[Delta]:
-        """Everything there is, at least one. Raises EngineDead."""
-        while not self._deltas:
-            if self._dead is not None:
-                raise EngineDead(self._dead)
-            self._waiter = self.event_loop.create_future()
-            await self._waiter
-        taken, self._deltas = self._deltas, []
-        return taken
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+    async def end(self) -> None:
+        """Returns once ``take`` wants no more. Raises what that raised, or EngineDead."""
+        error = await self._ended
+        if error is not None:
+            raise error
 
 
 class ThreadMailbox:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter
@@ -88,8 +89,8 @@ class ChatRoute:
             include_usage=fields.include_usage,
         )
         if fields.stream:
-            return EventStream(reply.frames(asked.events), reply.ending, settings.limits, exchange)
-        return Response(json_bytes(await reply.whole(asked.events)), media_type="application/json")
+            return EventStream(partial(reply.stream, asked.read), reply.ending, settings.limits, exchange)
+        return Response(json_bytes(await reply.whole(asked.read)), media_type="application/json")
 
 
 def _conversation(request: Request, fields: ChatRequest, chosen: Chosen) -> Conversation:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from ..types import (
@@ -19,9 +18,10 @@ from ..types import (
 from .errors import openai_error
 from .logprobs import TokenTexts, chat_logprobs
 from .requests import FINGERPRINT, json_bytes
-from .sse import DONE, data_frame, quoted
+from .sse import DONE, Frames, data_frame, quoted
 
-Events = AsyncIterator[Event | Usage]
+Read = Callable[[Callable[[list[Event | Usage]], None]], Awaitable[None]]
+"""Gives an answer's events to what it is called with."""
 FINISH = {"stop": "stop", "length": "length", "context": "length", "tool_calls": "tool_calls"}
 
 
@@ -78,18 +78,22 @@ class ChatReply:
 
     # -- whole -------------------------------------------------------------------------------------------------------
 
-    async def whole(self, events: Events) -> dict[str, Any]:
+    async def whole(self, read: Read) -> dict[str, Any]:
         """The whole answer. Raises `Refused` where a choice ended in an error."""
         choices = [_Whole() for _ in range(self._choices)]
         usage = Usage()
-        async with aclosing(events):  # type: ignore[type-var]
-            async for event in events:
+
+        def take(events: list[Event | Usage]) -> None:
+            nonlocal usage
+            for event in events:
                 if isinstance(event, Usage):
                     usage = event
                 elif isinstance(event, Finished) and (refused := failure(event)) is not None:
                     raise refused
                 else:
                     choices[event.choice].take(event)
+
+        await read(take)
         return {
             "id": self._id,
             "object": "chat.completion",
@@ -128,8 +132,8 @@ class ChatReply:
 
     # -- chunks ------------------------------------------------------------------------------------------------------
 
-    async def frames(self, events: Events) -> AsyncGenerator[bytes, None]:
-        """The chunks. An error after the first of them is a chunk of its own; before it, it is raised."""
+    async def stream(self, read: Read, out: Frames) -> None:
+        """Puts the chunks. Raises `Refused` where a choice ended in an error."""
         head = json_bytes({
             "id": self._id, "object": "chat.completion.chunk", "created": self._created, "model": self._model,
             "system_fingerprint": FINGERPRINT,
@@ -139,28 +143,31 @@ class ChatReply:
         tail = b'}],"usage":null}\n\n' if self._include_usage else b"}]}\n\n"
         plain = b',"logprobs":null,"finish_reason":null' + tail
         started = False
-        async with aclosing(events):  # type: ignore[type-var]
-            async for event in events:
+
+        def take(events: list[Event | Usage]) -> None:
+            nonlocal started
+            for event in events:
+                if isinstance(event, Finished) and (refused := failure(event)) is not None:
+                    raise refused
                 if not started:
                     started = True
-                    if isinstance(event, Finished) and (refused := failure(event)) is not None:
-                        raise refused
                     for each in heads:
-                        yield each + b'{"role":"assistant","content":"","refusal":null}' + plain
+                        out.put(each + b'{"role":"assistant","content":"","refusal":null}' + plain)
                 if type(event) is Content:
                     after = plain if self._texts is None else self._with_logprobs(event) + tail
-                    yield heads[event.choice] + b'{"content":' + quoted(event.text) + b"}" + after
+                    out.put(heads[event.choice] + b'{"content":' + quoted(event.text) + b"}" + after)
                 elif isinstance(event, Usage):
                     if self._include_usage:
-                        yield b"data: " + head + b',"choices":[],"usage":' + json_bytes(usage_body(event)) + b"}\n\n"
+                        out.put(b"data: " + head + b',"choices":[],"usage":' + json_bytes(usage_body(event)) + b"}\n\n")
+                    out.put(DONE)
+                    return
                 elif isinstance(event, Finished):
-                    if (refused := failure(event)) is not None:
-                        yield self.ending(refused)
-                        return
-                    yield heads[event.choice] + self._last(event) + tail
+                    out.put(heads[event.choice] + self._last(event) + tail)
                 elif (delta := self._delta(event)) is not None:
-                    yield heads[event.choice] + delta + plain
-        yield DONE
+                    out.put(heads[event.choice] + delta + plain)
+            out.flush()
+
+        await read(take)
 
     def ending(self, refused: Refused) -> bytes:
         """What ends a stream that cannot go on."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter
@@ -34,8 +34,6 @@ from .schema import json_body
 from .sse import EventStream
 
 DEFAULT_TOKENS = 16
-Numbered = tuple[int, Delta]
-"""Index of the prompt, and what one of its choices gained."""
 
 
 class CompletionRequest(GenerationFields):
@@ -91,10 +89,10 @@ class CompletionsRoute:
         )
         if not reply.needs_engine:
             exchange.prompt_tokens, exchange.finish = sum(map(len, prompts)), ["length"] * fields.choices * len(prompts)
-        deltas = merged(chosen.model, generations if reply.needs_engine else [])
+        read_deltas = partial(read_all, chosen.model, generations if reply.needs_engine else [])
         if fields.stream:
-            return EventStream(reply.frames(deltas), reply.ending, limits, exchange)
-        return Response(json_bytes(await reply.whole(deltas)), media_type="application/json")
+            return EventStream(partial(reply.stream, read_deltas), reply.ending, limits, exchange)
+        return Response(json_bytes(await reply.whole(read_deltas)), media_type="application/json")
 
     def _generation(
         self, fields: CompletionRequest, chosen: Chosen, prompt: Sequence[int], tokens: int, grammar: Any
@@ -125,35 +123,18 @@ def _check_supported(fields: CompletionRequest) -> None:
         raise Refused("a stream cannot tell the best of several: best_of must be n", param="best_of")
 
 
-async def merged(model: Any, generations: Sequence[Generation]) -> AsyncGenerator[Numbered, None]:
-    """The deltas of several requests as they come. Closing it cancels all; what one raises ends them all."""
-    if len(generations) == 1:
-        async with aclosing(model.generate(generations[0])) as deltas:
-            async for delta in deltas:
-                yield 0, delta
+async def read_all(
+    model: Any, generations: Sequence[Generation], take: Callable[[int, list[Delta]], None]
+) -> None:
+    """Gives the deltas of several requests to ``take``, each with its request's place. Cancelling it cancels all; what one
+    raises ends them all."""
+    reads = [model.read(generation, partial(take, place)) for place, generation in enumerate(generations)]
+    if len(reads) == 1:
+        await reads[0]
         return
-    arrived: asyncio.Queue[tuple[int, Delta | Exception | None]] = asyncio.Queue()
-
-    async def follow(index: int, generation: Generation) -> None:
-        try:
-            async with aclosing(model.generate(generation)) as deltas:
-                async for delta in deltas:
-                    arrived.put_nowait((index, delta))
-            arrived.put_nowait((index, None))
-        except Exception as error:
-            arrived.put_nowait((index, error))
-
-    tasks = [asyncio.create_task(follow(index, each)) for index, each in enumerate(generations)]
-    running = len(tasks)
+    tasks = [asyncio.create_task(each) for each in reads]
     try:
-        while running:
-            index, item = await arrived.get()
-            if isinstance(item, Exception):
-                raise item
-            if item is None:
-                running -= 1
-            else:
-                yield index, item
+        await asyncio.gather(*tasks)
     finally:
         for task in tasks:
             task.cancel()

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,10 +11,11 @@ from .chat_reply import usage_body
 from .errors import openai_error
 from .logprobs import CompletionLogprobs, TokenTexts
 from .requests import FINGERPRINT, json_bytes
-from .sse import DONE, data_frame, quoted
+from .sse import DONE, Frames, data_frame, quoted
 
 FINISH = {"stop": "stop", "length": "length", "context": "length"}
-Deltas = AsyncGenerator[tuple[int, Delta], None]
+Read = Callable[[Callable[[int, list[Delta]], None]], Awaitable[None]]
+"""Gives the deltas of several prompts to what it is called with, each with the prompt's place."""
 
 
 @dataclass
@@ -69,11 +69,14 @@ class CompletionReply:
 
     # -- whole -------------------------------------------------------------------------------------------------------
 
-    async def whole(self, deltas: Deltas) -> dict[str, Any]:
+    async def whole(self, read: Read) -> dict[str, Any]:
         """The whole answer. Raises `Refused` where a continuation ended in an error."""
-        async with aclosing(deltas):
-            async for index, delta in deltas:
-                self._take(self._prompts[index], delta)
+
+        def take(place: int, deltas: list[Delta]) -> None:
+            for delta in deltas:
+                self._take(self._prompts[place], delta)
+
+        await read(take)
         choices = []
         for place, continued in enumerate(self._prompts):
             best = continued.choices
@@ -128,23 +131,17 @@ class CompletionReply:
 
     # -- chunks ------------------------------------------------------------------------------------------------------
 
-    async def frames(self, deltas: Deltas) -> AsyncGenerator[bytes, None]:
-        """The chunks."""
+    async def stream(self, read: Read, out: Frames) -> None:
+        """Puts the chunks. Raises `Refused` where a continuation ended in an error."""
         head = b"data: " + json_bytes(self._head | {"system_fingerprint": FINGERPRINT})[:-1]
         tail = b'}],"usage":null}\n\n' if self._include_usage else b"}]}\n\n"
         begin = head + b',"choices":[{"index":%d,"text":%b,"logprobs":%b,"finish_reason":%b'
-        started = False
-        async with aclosing(deltas):
-            async for place, delta in deltas:
-                continued = self._prompts[place]
-                try:
-                    choice, text, logprobs = self._take(continued, delta)
-                except Refused as refused:
-                    if not started:
-                        raise
-                    yield self.ending(refused)
-                    return
-                started = True
+        unfinished = sum(len(each.choices) for each in self._prompts)
+
+        def take(place: int, deltas: list[Delta]) -> None:
+            nonlocal unfinished
+            for delta in deltas:
+                choice, text, logprobs = self._take(self._prompts[place], delta)
                 lists = json_bytes(choice.logprobs.lists(logprobs)) if self._logprobs else b"null"
                 finish = json_bytes(choice.finish) if delta.finish is not None else b"null"
                 if not text and delta.finish is None and not (self._logprobs and logprobs):
@@ -152,15 +149,20 @@ class CompletionReply:
                 frame = begin % (place * self._keep + delta.choice, quoted(text), lists, finish)
                 if delta.finish is not None or self._token_ids:
                     frame += self._extras(choice, delta)
-                yield frame + tail
+                out.put(frame + tail)
+                unfinished -= delta.finish is not None
+            if unfinished:  # the last leave together with what follows them
+                out.flush()
+
+        await read(take)
         if not self.needs_engine:
             for place, continued in enumerate(self._prompts):
                 for i in range(self._keep):
                     index = place * self._keep + i
-                    yield begin % (index, quoted(continued.text), b"null", b'"length"') + tail
+                    out.put(begin % (index, quoted(continued.text), b"null", b'"length"') + tail)
         if self._include_usage:
-            yield head + b',"choices":[],"usage":' + json_bytes(usage_body(self._usage())) + b"}\n\n"
-        yield DONE
+            out.put(head + b',"choices":[],"usage":' + json_bytes(usage_body(self._usage())) + b"}\n\n")
+        out.put(DONE)
 
     def _extras(self, choice: Choice, delta: Delta) -> bytes:
         extras = b""

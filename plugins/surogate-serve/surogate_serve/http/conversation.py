@@ -4,13 +4,13 @@ completions, Messages and Responses say theirs in these words."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import aclosing, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..answers import answers
-from ..types import Delta, Event, Generation, Prompt, Refused, Thinking, Usage
+from ..answers import Answer
+from ..types import Generation, Prompt, Refused, Thinking
 from .constraints import Wanted, grammar_of, offered_tools
 from .limits import APART_BYTES, Settings
 from .requests import Chosen, GenerationFields, generation_of, parser_of, room
@@ -44,30 +44,25 @@ class Conversation:
 
 
 class Asked:
-    """What a conversation became. ``tool_choice``: as `offered_tools` gives it. ``events`` starts the generation when it
-    is first read; closing it cancels. ``cached_tokens`` is right from the first event on. ``cut``: fewer tokens fit than
-    were asked for."""
+    """What a conversation became. ``tool_choice``: as `offered_tools` gives it. ``read``: that of its `Answer`. ``cut``:
+    fewer tokens fit than were asked for."""
 
     def __init__(
         self, conversation: Conversation, parser: Any, prompt: Prompt, generation: Generation, offer: tuple[Any, Any]
     ) -> None:
         self.prompt_tokens = len(prompt.tokens)
-        self.cached_tokens = 0
         self.tool_choice = offer[1]
         wanted = conversation.max_tokens
         self.cut = wanted is None or (generation.max_tokens is not None and generation.max_tokens < wanted)
-        self.parser, self._model = parser, conversation.chosen.model
-        self.events: AsyncIterator[Event | Usage] = answers(
-            self, prompt, generation, *offer, parser, parallel=conversation.parallel
+        self._answer = Answer(
+            conversation.chosen.model, prompt, generation, *offer, parser, parallel=conversation.parallel
         )
+        self.read = self._answer.read
 
-    async def generate(self, generation: Generation) -> AsyncGenerator[Delta, None]:
-        """The model's deltas, of which the cached tokens are noted."""
-        async with aclosing(self._model.generate(generation)) as deltas:
-            async for delta in deltas:
-                if delta.cached_tokens > self.cached_tokens:
-                    self.cached_tokens = delta.cached_tokens
-                yield delta
+    @property
+    def cached_tokens(self) -> int:
+        """Right from the first event on."""
+        return self._answer.usage.cached_tokens
 
 
 async def prompt_of(conversation: Conversation, settings: Settings) -> Prompt:

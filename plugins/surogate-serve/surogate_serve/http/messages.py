@@ -90,7 +90,7 @@ class MessagesRoute:
             thinking_shown=fields.thinking is None or fields.thinking.display != "omitted",
         )
         if fields.stream:
-            return EventStream(reply.frames(), reply.ending, settings.limits, exchange)
+            return EventStream(reply.stream, reply.ending, settings.limits, exchange)
         return Response(json_bytes(await reply.whole()), media_type="application/json")
 
     async def count(self, request: Request) -> Response:

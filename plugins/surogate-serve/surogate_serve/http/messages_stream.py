@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import aclosing
+from collections.abc import Iterator
 from typing import Any
 
 import pydantic_core
@@ -15,7 +14,7 @@ from .chat_reply import failure
 from .conversation import Asked
 from .errors import anthropic_error
 from .requests import json_bytes
-from .sse import event_frame, quoted
+from .sse import Frames, event_frame, quoted
 
 STOP_REASONS = {
     "stop": "end_turn",
@@ -58,43 +57,46 @@ class MessageReply:
         self._open: str | None = None  # the type of the block that is open
         self._text: list[str] = []  # of the open block
         self._finished: Finished | None = None
-        self._started = False
 
     async def whole(self) -> dict[str, Any]:
         """The whole message. Raises `Refused` where the answer ended in an error."""
-        async with aclosing(self._asked.events) as events:  # type: ignore[type-var]
-            usage = Usage()
-            async for event in events:
+        usage = Usage()
+
+        def take(events: list[Event | Usage]) -> None:
+            nonlocal usage
+            for event in events:
                 if isinstance(event, Usage):
                     usage = event
                 else:
                     for _ in self._frames_of(event):
                         pass
+
+        await self._asked.read(take)
         return self._message(usage) | {"content": self._content, **self._ending()}
 
-    async def frames(self) -> AsyncGenerator[bytes, None]:
-        """The events. An error after the first of them is an event of its own; before it, it is raised."""
-        async with aclosing(self._asked.events) as events:  # type: ignore[type-var]
-            async for event in events:
+    async def stream(self, out: Frames) -> None:
+        """Puts the events. Raises `Refused` where the answer ended in an error."""
+        started = False
+
+        def take(events: list[Event | Usage]) -> None:
+            nonlocal started
+            for event in events:
                 if type(event) is Content and self._open == "text":  # nearly all of them
-                    yield self._delta(b"text_delta", b"text", event.text)
+                    out.put(self._delta(b"text_delta", b"text", event.text))
                     continue
                 if isinstance(event, Usage):
-                    yield self._last(event)
+                    out.put(self._last(event))
                     return
-                try:
-                    frames = list(self._frames_of(event))
-                except Refused as refused:
-                    if not self._started:
-                        raise
-                    yield self.ending(refused)
-                    return
-                if not self._started:
-                    self._started = True
+                frames = list(self._frames_of(event))
+                if not started:
+                    started = True
                     start = {"type": "message_start", "message": self._message(None)}
-                    yield event_frame("message_start", json_bytes(start)) + _PING
+                    out.put(event_frame("message_start", json_bytes(start)) + _PING)
                 for frame in frames:
-                    yield frame
+                    out.put(frame)
+            out.flush()
+
+        await self._asked.read(take)
 
     def ending(self, refused: Refused) -> bytes:
         """What ends a stream that cannot go on."""

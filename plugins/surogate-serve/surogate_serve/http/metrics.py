@@ -7,14 +7,14 @@ import asyncio
 import time
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
-from ..types import Delta, Generation, Refused
+from ..types import Delta, Generation, Refused, Take
 from .limits import Limits
 from .log import Exchange, current
 
@@ -180,7 +180,7 @@ class Metered:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)
 
-    async def generate(self, generation: Generation) -> AsyncIterator[Delta]:
+    async def read(self, generation: Generation, take: Take) -> None:
         """As the model's own. Raises `Refused` 429 where too many wait, 503 where this one waited too long."""
         figures, exchange = self._figures, current.get()
         if exchange is not None:
@@ -191,27 +191,30 @@ class Metered:
             figures.rejected[refused.code or str(refused.status)] += 1
             raise
         figures.in_flight += generation.n
-        deltas = self._model.generate(generation)
         meter = _Meter(figures, exchange, len(generation.prompt))
         generation.watchers.append(meter.ended)
         patience = _Patience(self._model, self._limits.queue_seconds)
-        try:
-            async for delta in deltas:
-                patience.end()
+
+        def count(deltas: list[Delta]) -> Any:
+            patience.end()
+            for delta in deltas:
                 meter.delta(delta)
-                yield delta
+            return take(deltas)
+
+        try:
+            await self._model.read(generation, count)
         except asyncio.CancelledError:
             patience.raise_if_over()
             raise
         except Refused as refused:
-            figures.rejected[refused.code or str(refused.status)] += 1
+            if not meter.taken:
+                figures.rejected[refused.code or str(refused.status)] += 1
             raise
         finally:
             patience.end()
             figures.in_flight -= generation.n
             generation.watchers.remove(meter.ended)
             meter.end()
-            await deltas.aclose()
 
     def _admit(self, generation: Generation) -> None:
         if (reason := self._model.dead) is not None:
@@ -263,14 +266,14 @@ class _Meter:
         self._last: dict[int, float] = {}
         self._tokens = self._cached = 0
         self._finished: dict[int, str] = {}
-        self._taken = False
+        self.taken = False
 
     def ended(self, choice: int) -> None:
         """Its reader found the end, as a stop token would have been."""
         self._finished.setdefault(choice, "stop")
 
     def delta(self, delta: Delta) -> None:
-        self._taken = True
+        self.taken = True
         if delta.choice in self._finished:
             return
         count = len(delta.tokens)
@@ -301,7 +304,7 @@ class _Meter:
     def end(self) -> None:
         """Adds up, however it ended."""
         figures, now = self._figures, time.perf_counter()
-        if self._taken:
+        if self.taken:
             figures.prompt_tokens += self._prompt_tokens
             figures.cached_tokens += self._cached
         if self._first is not None:

@@ -108,7 +108,7 @@ class ResponsesRoute:
         if fields.background:
             return self._in_background(exchange.guard, exchange, reply, keep)
         if fields.stream:
-            return EventStream(reply.frames(), reply.ending, settings.limits, exchange)
+            return EventStream(reply.stream, reply.ending, settings.limits, exchange)
         return _json(await reply.whole())
 
     async def input_tokens(self, request: Request) -> Response:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncGenerator, Callable, Iterator
-from contextlib import aclosing
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from ..types import Content, Event, Finished, Reasoning, Refused, ToolCallArguments, ToolCallBegin, ToolCallEnd, Usage
@@ -14,7 +13,7 @@ from .conversation import Asked
 from .logprobs import TokenTexts, chat_logprobs
 from .requests import json_bytes
 from .responses_input import sealed
-from .sse import event_frame, quoted
+from .sse import Frames, event_frame, quoted
 
 
 def usage_body(usage: Usage) -> dict[str, Any]:
@@ -68,37 +67,40 @@ class ResponseReply:
 
     async def whole(self) -> dict[str, Any]:
         """The whole response. Raises `Refused` where the answer ended in an error."""
-        async with aclosing(self._asked.events) as events:  # type: ignore[type-var]
-            async for event in events:
+
+        def take(events: list[Event | Usage]) -> None:
+            for event in events:
                 if isinstance(event, Usage):
                     self._complete(event)
                 else:
                     for _ in self._frames_of(event):
                         pass
+
+        await self._asked.read(take)
         return self.response
 
-    async def frames(self) -> AsyncGenerator[bytes, None]:
-        """The events. An error after the first of them is told as a response that failed; before it, it is raised."""
-        async with aclosing(self._asked.events) as events:  # type: ignore[type-var]
-            async for event in events:
+    async def stream(self, out: Frames) -> None:
+        """Puts the events. Raises `Refused` where the answer ended in an error."""
+
+        def take(events: list[Event | Usage]) -> None:
+            for event in events:
                 if type(event) is Content and self._item is not None and self._item.kind == "message":
-                    yield self._delta(event.text, self._logprobs(event))  # nearly all of them
+                    out.put(self._delta(event.text, self._logprobs(event)))  # nearly all of them
                     continue
                 if isinstance(event, Usage):
                     self._complete(event)
-                    yield self._frame(f"response.{self.response['status']}", response=self.response)
+                    out.put(self._frame(f"response.{self.response['status']}", response=self.response))
                     return
                 if self._number == 0:
                     if isinstance(event, Finished) and (refused := failure(event)) is not None:
                         raise refused
-                    yield self._frame("response.created", response=self.response)
-                    yield self._frame("response.in_progress", response=self.response)
-                try:
-                    for frame in self._frames_of(event):
-                        yield frame
-                except Refused as refused:
-                    yield self.ending(refused)
-                    return
+                    out.put(self._frame("response.created", response=self.response))
+                    out.put(self._frame("response.in_progress", response=self.response))
+                for frame in self._frames_of(event):
+                    out.put(frame)
+            out.flush()
+
+        await self._asked.read(take)
 
     def ending(self, refused: Refused) -> bytes:
         """What ends a stream that cannot go on."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import types
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import Awaitable, Callable, Coroutine, Generator
 from json.encoder import encode_basestring_ascii
-from typing import Any, NoReturn
+from typing import Any, Protocol
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -41,40 +41,40 @@ def event_frame(event: str, json_text: bytes) -> bytes:
     return b"event: " + event.encode() + b"\ndata: " + json_text + b"\n\n"
 
 
-def _throw_into(steps: Generator[Any, Any, Any], error: BaseException) -> None:
-    """Ends what was being awaited; it may not go on waiting."""
-    try:
-        steps.throw(error)
-    except BaseException:
-        return
-    steps.close()
+class Frames(Protocol):
+    """Where an answer's frames go. ``put``: takes one. ``flush``: lets those there are leave; the last of an answer leave at its
+    end, together with that."""
+
+    put: Callable[[bytes], None]
+
+    def flush(self) -> None: ...
 
 
 class EventStream(Response):
-    """An answer of frames. Its headers leave with the first of them, so that what goes wrong before is raised, and has
-    a status of its own; or with a comment, where no frame came for too long.
+    """An answer of frames, which ``stream`` puts. Its headers leave with the first of them, so that what goes wrong before is
+    raised, and has a status of its own; or with a comment, where no frame came for too long.
 
     ``ending(refused)``: the frames that end a stream in an error, after its headers were sent.
     """
 
     def __init__(
         self,
-        frames: AsyncGenerator[bytes, None],
+        stream: Callable[[Frames], Awaitable[None]],
         ending: Callable[[Refused], bytes],
         limits: Limits,
         exchange: Exchange,
     ) -> None:
         super().__init__()
-        self._frames, self._ending, self._limits, self._exchange = frames, ending, limits, exchange
+        self._stream, self._ending, self._limits, self._exchange = stream, ending, limits, exchange
         exchange.stream = True
-        self._buffer: list[bytes] = []
+        self._frames: list[bytes] = []
+        self.put = self._frames.append
         self._started = False
         self._sending_since: float | None = None
-        self._comment: asyncio.Task[None] | None = None
+        self._sender: asyncio.Task[None] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Sends headers and all frames. The generator is closed in any case, which cancels what it reads from. Raises
-        what the generator raises before its first frame."""
+        """Sends headers and all frames. Raises what ``stream`` raises before its first frame."""
         self._send = self._exchange.send or send
         loop = self._loop = asyncio.get_running_loop()
         self._task = asyncio.current_task()
@@ -82,21 +82,20 @@ class EventStream(Response):
         self._pause = min(self._limits.keep_alive_seconds, self._limits.send_seconds) / 4
         self._timer = loop.call_later(self._pause, self._look)
         try:
-            await self._frames_to_buffer()
-            await self._write(b"".join(self._buffer), more=False)
+            await self._all_frames()
+            if self._sender is not None:
+                await self._sender
+            await self._write(more=False)
         finally:
             self._timer.cancel()
-            if self._comment is not None:
-                self._comment.cancel()
-            await self._frames.aclose()
+            if self._sender is not None:
+                self._sender.cancel()
 
-    async def _frames_to_buffer(self) -> None:
-        """Sends all but the last, which it leaves there."""
+    async def _all_frames(self) -> None:
         try:
-            await self._read_all()
-        except StopAsyncIteration:
+            await self._stream(self)
             if not self._told:
-                raise RuntimeError("a stream without frames") from None
+                raise RuntimeError("a stream without frames")
         except Refused as refused:
             self._fail(refused)
         except asyncio.CancelledError:
@@ -109,54 +108,47 @@ class EventStream(Response):
             logger.exception("request %s: the stream failed", self._exchange.request_id)
             self._fail(Refused("the server failed while it answered", 500, "internal_error"))
 
-    @types.coroutine
-    def _read_all(self) -> Generator[Any, Any, NoReturn]:
-        """Reads frames into the buffer, and sends that only where the next frame has to be waited for. So frames that
-        are ready together leave in one write, and no frame waits for the next. Ends with what the generator raises."""
-        frames, buffer = self._frames, self._buffer
-        while True:
-            step = frames.__anext__()
-            try:
-                waits_for = step.send(None)
-                if buffer:
-                    body = b"".join(buffer)
-                    buffer.clear()
-                    try:
-                        yield from self._write(body)
-                    except BaseException as error:
-                        _throw_into(step, error)
-                        raise
-                while True:
-                    try:
-                        value = yield waits_for
-                    except BaseException as error:
-                        waits_for = step.throw(error)
-                    else:
-                        waits_for = step.send(value)
-            except StopIteration as stop:
-                buffer.append(stop.value)
-
     @property
     def _told(self) -> bool:
         """Whether an error can only be told within the stream."""
-        return self._started or bool(self._buffer)
+        return self._started or bool(self._frames)
 
     def _fail(self, refused: Refused) -> None:
         if not self._told:
             raise refused
         self._exchange.error = refused.message
-        self._buffer.append(self._ending(refused))
+        self.put(self._ending(refused))
 
-    async def _write(self, body: bytes, more: bool = True) -> None:
-        if self._comment is not None and asyncio.current_task() is not self._comment:
-            await asyncio.wait({self._comment})
-            self._comment = None
-        self._sending_since = self._last_sent = self._loop.time()
-        if not self._started:
-            self._started = True
-            await self._send({"type": "http.response.start", "status": 200, "headers": HEADERS})
-        await self._send({"type": "http.response.body", "body": body, "more_body": more})
-        self._sending_since = None
+    def flush(self) -> None:
+        """Frames that were put together leave in one write, here and now. Where the connection takes no more, a task waits for
+        it, and takes along what is put meanwhile."""
+        if self._sender is not None:
+            if not self._sender.done():
+                return
+            self._sender.result()
+            self._sender = None
+        if not self._frames:
+            return
+        writing = self._write()
+        try:
+            waits_for = writing.send(None)
+        except StopIteration:
+            return
+        self._sender = self._loop.create_task(_go_on(writing, waits_for))
+
+    async def _write(self, more: bool = True) -> None:
+        """What was put, also while it writes; without ``more`` the end of the answer too."""
+        while self._frames or not more:
+            body = b"".join(self._frames)
+            self._frames.clear()
+            self._sending_since = self._last_sent = self._loop.time()
+            if not self._started:
+                self._started = True
+                await self._send({"type": "http.response.start", "status": 200, "headers": HEADERS})
+            await self._send({"type": "http.response.body", "body": body, "more_body": more})
+            self._sending_since = None
+            if not more:
+                return
 
     def _look(self) -> None:
         """Comments where nothing was sent for long, and ends a stream that nobody reads."""
@@ -168,4 +160,20 @@ class EventStream(Response):
                 self._exchange.let_go = True
                 self._task.cancel()
         elif now - self._last_sent >= self._limits.keep_alive_seconds:
-            self._comment = self._loop.create_task(self._write(COMMENT))
+            self.put(COMMENT)
+            self.flush()
+
+
+async def _go_on(work: Coroutine[Any, Any, None], waits_for: Any) -> None:
+    """``work``, which was begun outside any task and waits for something."""
+
+    @types.coroutine
+    def rest() -> Generator[Any, Any, None]:
+        try:
+            yield waits_for
+        except BaseException:
+            work.close()
+            raise
+        yield from work
+
+    await rest()

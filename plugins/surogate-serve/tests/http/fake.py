@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +15,7 @@ from surogate_core.weights.embedding import Embedding
 
 from surogate_serve.grammars import Grammars
 from surogate_serve.parsers import FORMATS, Parser
-from surogate_serve.types import Delta, Generation, Prompt, Refused, TokenLogprob
+from surogate_serve.types import Delta, Generation, Prompt, Refused, Take, TokenLogprob
 
 _SPECIAL = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<|im_start|>", "<|im_end|>")
 
@@ -108,7 +109,13 @@ class FakeModel:
         text = "".join(f"<|im_start|>{each['role']}\n{each['content']}<|im_end|>\n" for each in messages)
         return Prompt(self.tokenizer.encode(text + "<|im_start|>assistant\n"), self.tail)
 
-    async def generate(self, generation: Generation) -> AsyncIterator[Delta]:
+    async def read(self, generation: Generation, take: Take) -> None:
+        async with aclosing(self.generate(generation)) as deltas:
+            async for delta in deltas:
+                if take([delta]):
+                    return
+
+    async def generate(self, generation: Generation) -> AsyncGenerator[Delta, None]:
         self.seen.append(generation)
         if self.refuse is not None:
             raise self.refuse
