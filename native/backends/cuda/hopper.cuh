@@ -60,7 +60,13 @@ __device__ inline void copy_tile(uint32_t to, const void *map, int x, int y, uin
       "l"(map), "r"(barrier), "r"(x), "r"(y)
       : "memory");
 }
-// The same to the second-level cache.
+// Neighbouring bytes, a multiple of 16 at such a multiple.
+__device__ inline void copy_bytes(uint32_t to, const void *from, uint32_t bytes, uint32_t barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
+               "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(barrier)
+               : "memory");
+}
+// A tile to the second-level cache.
 __device__ inline void bring_tile_closer(const void *map, int x, int y) {
   asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global.tile [%0, {%1, %2}];" ::"l"(map), "r"(x), "r"(y) : "memory");
 }
@@ -70,10 +76,12 @@ __device__ inline void bring_map_closer(const void *map) {
 // What this thread has stored in shared memory is seen by what the copy engine and the tensor cores do later.
 __device__ inline void stores_before_products() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
+// Products between the first two are a group; the third waits until no more than `left` of the groups are under way.
 __device__ inline void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-__device__ inline void products_end() {
-  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-  asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+__device__ inline void products_end() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int left>
+__device__ inline void products_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(left) : "memory");
 }
 
 // A swizzled tile in shared memory, as products name it, from 16-bit column 0 on; 16 columns further it is two more.

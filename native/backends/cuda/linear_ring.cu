@@ -19,6 +19,7 @@ int32_t run(const sg_call *call) {
   RingProblem p;
   if (!read_ring(call, &p)) return fail(call, "%s: operands changed since the kernel was chosen", call->op);
   if (p.product.n == 0) return SG_OK;
+  p.fixed = is_fixed(input(call, 1));
   return run_ring<bf16, false, false>(call, p, input(call, 0), input(call, 1), input(call, 3));
 }
 

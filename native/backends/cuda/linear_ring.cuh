@@ -6,7 +6,7 @@
 // thread asks for them; two warpgroups multiply them in turn. Of weights that nothing writes while programs run, the
 // first stages are asked for before the kernels ahead have ended: two blocks fit a multiprocessor, so that the weights of
 // a product come while the one before it still works, and behind it there is only x to read. Few tiles are shared by the
-// blocks of a cluster, each with a part of K, whose sums they add through each other's shared memory, in order.
+// blocks of a cluster, each with a part of K; they send their sums to the one that has the row, which adds them in order.
 //
 // A norm: x arrives as it is, and the warpgroup multiplies its chunk by the norm's weight, rounds it to bf16 where it lies,
 // and adds up the squares; a token's sums are scaled by its norm at the end.
@@ -23,13 +23,14 @@ namespace sg::cuda {
 
 constexpr int kRingTokens = 64;  // the most
 constexpr int kRingRows = 64;    // of the weight, of a tile: those of a warpgroup's product
-constexpr int kHalfRows = 32;    // of what is copied at a time
+constexpr int kHalfRows = 32;    // of the gate, of a gated tile
 constexpr int kRingTerms = 64;   // of a chunk: a row of 128 bytes
 constexpr int kRingGroups = 2;
 constexpr int kSumThreads = kRingGroups * kWarpgroup, kRingThreads = kSumThreads + 32;
 constexpr int kMostStages = 16, kMostSplits = 8;
 constexpr int kWeightBytes = kRingRows * kSwizzledRow;
 constexpr int kSumStride = kRingRows + 4;     // floats from token to token: lanes that store sums meet different banks
+constexpr int kQuads = kRingRows / 4;         // of a token's sums
 constexpr int kRingShared = 113 << 10;        // bytes of a block: two to a multiprocessor
 constexpr int kLeastChunks = 4;               // of a block of a cluster
 
@@ -38,65 +39,69 @@ struct RingProblem : NormedProblem {
   void *y;
   bool y_bf16;
   bool quads;          // four columns of y and of the addend can be moved at a time
-  bool fixed;          // nothing writes the weight while programs run
-  int64_t tiles;
-  int chunks, stages;
+  bool fixed;          // nothing writes the weights while programs run
+  int tiles, chunks, stages;
+  int splits_log2;     // of the blocks of a cluster
 };
 
-// How a block lays out its shared memory, behind a multiple of 1024 bytes: stages, sums, squares, barriers.
+// How a block lays out its shared memory, behind a multiple of 1024 bytes: stages, their norm weights, sums, squares, barriers,
+// and, of a cluster, what it is sent.
 template <int TOKENS, class X, bool normed>
 struct RingLayout {
   static constexpr int kBoxes = sizeof(X) / 2;  // of 128 bytes a token, of a chunk
   static constexpr int kTermBytes = TOKENS * kSwizzledRow * kBoxes;
   static constexpr int kStageBytes = kWeightBytes + kTermBytes;
+  static constexpr int kFactorBytes = normed ? kRingTerms * 4 : 0;
   static constexpr int kSumBytes = TOKENS * kSumStride * 4;
   static constexpr int kSquareBytes = normed ? kRingGroups * TOKENS * 4 : 0;
-  static constexpr int kBarrierBytes = 2 * kMostStages * 8;
-  static constexpr int kAround = 1024 + kSumBytes + kSquareBytes + kBarrierBytes;
-  static constexpr int kStages = std::min(kMostStages, (kRingShared - kAround) / kStageBytes);
-  static_assert(kStages >= 3 && kTermBytes % 1024 == 0);
-  static constexpr int bytes(int stages) { return kAround + stages * kStageBytes; }
+  static constexpr int kBarrierBytes = (2 * kMostStages + 1) * 8 + 8;
+  static constexpr int kSentSums = TOKENS * kRingRows * 4, kSentBytes = kSentSums + (normed ? kMostSplits * TOKENS * 4 : 0);
+  static constexpr int around(bool cluster) {
+    return 1024 + kSumBytes + kSquareBytes + kBarrierBytes + (cluster ? kSentBytes : 0);
+  }
+  static constexpr int stages(bool cluster) {
+    return std::min(kMostStages, (kRingShared - around(cluster)) / (kStageBytes + kFactorBytes));
+  }
+  static constexpr int bytes(int stages, bool cluster) { return around(cluster) + stages * (kStageBytes + kFactorBytes); }
+  static_assert(kTermBytes % 1024 == 0);
 };
 
 #if SG_HOPPER
-
-// What a block does: its tiles, and its chunks of each.
-struct RingShare {
-  int64_t first_tile, step;
-  int first_chunk, chunks;
-  int tiles;
-
-  __device__ explicit RingShare(const RingProblem &p) {
-    const int splits = static_cast<int>(gridDim.y), rank = static_cast<int>(blockIdx.y);
-    first_tile = blockIdx.x;
-    step = gridDim.x;
-    tiles = static_cast<int>((p.tiles - first_tile + step - 1) / step);
-    first_chunk = p.chunks * rank / splits;
-    chunks = p.chunks * (rank + 1) / splits - first_chunk;
-  }
-};
 
 template <int TOKENS, class X, bool normed, bool gated>
 struct Ring {
   using Layout = RingLayout<TOKENS, X, normed>;
   static constexpr int kColumns = gated ? kHalfRows : kRingRows;  // of y, of a tile
+  static constexpr int kHalves = kRingRows / kColumns;            // parts of a tile that lie apart in the weight
   static constexpr int kWide = std::min(TOKENS, 32), kParts = TOKENS / kWide;  // tokens of one instruction
   static constexpr int kUnits = std::max(TOKENS / 16, 1);  // of 16 bytes of normed terms, that a thread makes of a chunk
 
   const RingProblem &p;
-  unsigned char *stages;
+  unsigned char *stages, *factors;
   float *sums, *squares;
+  float4 *sent;
+  float *sent_squares;
+  Inbox *inbox;
   uint32_t ring, full, empty;
-  RingShare share;
+  int splits, rank, first_chunk, chunks, tiles;
 
-  __device__ Ring(const RingProblem &problem, unsigned char *shared) : p(problem), share(problem) {
-    const uint32_t address = shared_address(shared);
-    stages = shared + (1024 - address % 1024) % 1024;
-    sums = reinterpret_cast<float *>(stages + p.stages * Layout::kStageBytes);
+  __device__ Ring(const RingProblem &problem, unsigned char *shared) : p(problem) {
+    stages = shared + (1024 - shared_address(shared) % 1024) % 1024;
+    factors = stages + p.stages * Layout::kStageBytes;
+    sums = reinterpret_cast<float *>(factors + p.stages * Layout::kFactorBytes);
     squares = sums + TOKENS * kSumStride;
+    unsigned char *barriers = reinterpret_cast<unsigned char *>(squares) + Layout::kSquareBytes;
+    inbox = reinterpret_cast<Inbox *>(barriers) + 2 * kMostStages;
+    sent = reinterpret_cast<float4 *>(barriers + Layout::kBarrierBytes);
+    sent_squares = reinterpret_cast<float *>(sent) + Layout::kSentSums / 4;
     ring = shared_address(stages);
-    full = shared_address(squares) + Layout::kSquareBytes;
+    full = shared_address(barriers);
     empty = full + kMostStages * 8;
+    splits = 1 << p.splits_log2;
+    rank = static_cast<int>(blockIdx.y);
+    first_chunk = p.chunks * rank >> p.splits_log2;
+    chunks = (p.chunks * (rank + 1) >> p.splits_log2) - first_chunk;
+    tiles = (p.tiles - static_cast<int>(blockIdx.x) + static_cast<int>(gridDim.x) - 1) / static_cast<int>(gridDim.x);
   }
 
   __device__ void open() const {
@@ -106,66 +111,96 @@ struct Ring {
         barrier_init(empty + 8 * s, kWarpgroup / 32);
       }
       barriers_are_there();
+      if (splits > 1) open_inbox(inbox, p.product.tokens * (kRingRows * 4 + (normed ? splits * 4 : 0)));
     }
     __syncthreads();
+    if (splits > 1) ready_for_sends();
   }
 
-  // Number `q` of the block's chunks, counted over all of its tiles.
-  __device__ int64_t tile_of(int q) const { return share.first_tile + q / share.chunks * share.step; }
-  __device__ int term_of(int q) const { return (share.first_chunk + q % share.chunks) * kRingTerms; }
+  // Which of the block's chunks, counted over all of its tiles.
+  struct Place {
+    int tile, chunk = 0, stage = 0;
+    uint32_t parity = 0;
 
-  // body(term, row) for the two parts of the tile's rows.
-  template <class Body>
-  __device__ void with_rows(int q, Body &&body) const {
-    const int row = static_cast<int>(tile_of(q)) * kColumns;
-    body(term_of(q), row);
-    body(term_of(q), row + (gated ? static_cast<int>(p.product.n / 2) : kHalfRows));
-  }
-  __device__ void ask_for_weight(const void *map, int q) const {
-    const int stage = q % p.stages;
-    uint32_t to = ring + stage * Layout::kStageBytes;
-    barrier_expect(full + 8 * stage, Layout::kStageBytes);
-    with_rows(q, [&](int term, int row) {
-      copy_tile(to, map, term, row, full + 8 * stage);
-      to += kWeightBytes / 2;
-    });
-  }
-  __device__ void ask_for_terms(const void *map, int q) const {
-    const int stage = q % p.stages;
-    const uint32_t to = ring + stage * Layout::kStageBytes + kWeightBytes;
-#pragma unroll
-    for (int box = 0; box < Layout::kBoxes; ++box) {
-      copy_tile(to + box * TOKENS * kSwizzledRow, map, term_of(q) + box * kRingTerms / Layout::kBoxes, 0, full + 8 * stage);
-    }
-  }
-
-  // By one thread: everything that the block reads of weight and x.
-  __device__ void fill(const void *weight, const void *x) const {
-    const int total = share.tiles * share.chunks, ahead = min(p.stages, total);
-    bring_map_closer(x);
-    for (int q = 0; q < ahead; ++q) {
-      if (p.fixed) {
-        ask_for_weight(weight, q);
-      } else {
-        with_rows(q, [&](int term, int row) { bring_tile_closer(weight, term, row); });
+    __device__ explicit Place(int first) : tile(first) {}
+    __device__ void next(const Ring &r) {
+      if (++chunk == r.chunks) {
+        chunk = 0;
+        tile += static_cast<int>(gridDim.x);
+      }
+      if (++stage == r.p.stages) {
+        stage = 0;
+        parity ^= 1;
       }
     }
-    wait_for_kernels_ahead();
-    for (int q = 0; q < ahead; ++q) {
-      if (!p.fixed) ask_for_weight(weight, q);
-      ask_for_terms(x, q);
+  };
+
+  __device__ uint32_t bytes_of_factors(int term) const {
+    return static_cast<uint32_t>(min(kRingTerms, static_cast<int>(p.product.k) - term) * p.norm.element_bytes());
+  }
+  __device__ int row_of(const Place &at, int half) const {
+    return at.tile * kColumns + half * static_cast<int>(p.product.n / 2);
+  }
+  __device__ void bring_weight_closer(const void *map, const Place &at) const {
+#pragma unroll
+    for (int half = 0; half < kHalves; ++half) {
+      bring_tile_closer(map, (first_chunk + at.chunk) * kRingTerms, row_of(at, half));
     }
-    for (int q = ahead; q < total; ++q) {
-      barrier_wait(empty + 8 * (q % p.stages), (q / p.stages - 1) % 2);
-      ask_for_weight(weight, q);
-      ask_for_terms(x, q);
+  }
+  __device__ void ask_for_weight(const void *map, const Place &at) const {
+    const int term = (first_chunk + at.chunk) * kRingTerms;
+    const uint32_t to = ring + at.stage * Layout::kStageBytes, barrier = full + 8 * at.stage;
+    const uint32_t bytes = normed ? bytes_of_factors(term) : 0;
+    barrier_expect(barrier, Layout::kStageBytes + bytes);
+#pragma unroll
+    for (int half = 0; half < kHalves; ++half) {
+      copy_tile(to + half * (kWeightBytes / kHalves), map, term, row_of(at, half), barrier);
+    }
+    if constexpr (normed) {
+      const char *from = static_cast<const char *>(p.norm.data) + term * p.norm.element_bytes();
+      copy_bytes(shared_address(factors) + at.stage * Layout::kFactorBytes, from, bytes, barrier);
+    }
+  }
+  __device__ void ask_for_terms(const void *map, const Place &at) const {
+    const uint32_t to = ring + at.stage * Layout::kStageBytes + kWeightBytes;
+#pragma unroll
+    for (int box = 0; box < Layout::kBoxes; ++box) {
+      const int term = (first_chunk + at.chunk) * kRingTerms + box * (kRingTerms / Layout::kBoxes);
+      copy_tile(to + box * TOKENS * kSwizzledRow, map, term, 0, full + 8 * at.stage);
+    }
+  }
+
+  // By one thread: everything that the block reads of weights and x.
+  __device__ void fill(const void *weight, const void *x) const {
+    const int total = tiles * chunks, ahead = min(p.stages, total);
+    bring_map_closer(x);
+    Place at(static_cast<int>(blockIdx.x)), behind = at;
+    for (int i = 0; i < ahead; ++i, at.next(*this)) {
+      p.fixed ? ask_for_weight(weight, at) : bring_weight_closer(weight, at);
+    }
+    wait_for_kernels_ahead();
+    for (int i = 0; i < ahead; ++i, behind.next(*this)) {
+      if (!p.fixed) ask_for_weight(weight, behind);
+      ask_for_terms(x, behind);
+    }
+    for (int i = ahead; i < total; ++i, at.next(*this)) {
+      barrier_wait(empty + 8 * at.stage, at.parity ^ 1);
+      ask_for_weight(weight, at);
+      ask_for_terms(x, at);
     }
   }
 
   // A warpgroup makes terms of a chunk of x: bf16(x * norm weight) where it lies, zeros from K on; adds up squares.
-  __device__ void norm_terms(unsigned char *terms, const float (&factors)[8], int group, float (&square)[kUnits]) const {
+  __device__ void norm_terms(int stage, int term, int group, float (&square)[kUnits]) const {
     const int thread = static_cast<int>(threadIdx.x) % kWarpgroup, first = thread / 8, unit = thread % 8;
     const bool mine = TOKENS >= 16 || first < TOKENS;
+    unsigned char *terms = stages + stage * Layout::kStageBytes + kWeightBytes;
+    float factor[8] = {};
+    if (term + 8 * unit < p.product.k) {
+      Weight norm = p.norm;
+      norm.data = factors + stage * Layout::kFactorBytes;
+      norm.load_pack<8>(8 * unit, factor);
+    }
     float values[kUnits][8] = {};
     if (mine) {
 #pragma unroll
@@ -186,11 +221,15 @@ struct Ring {
     if (mine) {
 #pragma unroll
       for (int i = 0; i < kUnits; ++i) {
+        float even = 0.0f, odd = 0.0f;
 #pragma unroll
-        for (int j = 0; j < 8; ++j) {
-          square[i] = fmaf(values[i][j], values[i][j], square[i]);
-          values[i][j] *= factors[j];
+        for (int j = 0; j < 8; j += 2) {
+          even = fmaf(values[i][j], values[i][j], even);
+          odd = fmaf(values[i][j + 1], values[i][j + 1], odd);
         }
+        square[i] += even + odd;
+#pragma unroll
+        for (int j = 0; j < 8; ++j) values[i][j] *= factor[j];
         *reinterpret_cast<uint4 *>(terms + swizzled(first + 16 * i, unit)) = {
             pack_bf16(values[i][0], values[i][1]), pack_bf16(values[i][2], values[i][3]),
             pack_bf16(values[i][4], values[i][5]), pack_bf16(values[i][6], values[i][7])};
@@ -205,19 +244,22 @@ struct Ring {
   }
   __device__ static void sync_groups() { sync_warps<1, kSumThreads>(); }
 
-  // A warpgroup's chunks of a tile, whose first is number `base`.
-  __device__ void multiply(int group, int base, float (&d)[kParts][kWide / 2], float (&square)[kUnits]) const {
-    const int unit = static_cast<int>(threadIdx.x) % 8;
-    for (int c = group; c < share.chunks; c += kRingGroups) {
-      const int q = base + c, stage = q % p.stages;
-      const uint32_t weight = ring + stage * Layout::kStageBytes, terms = weight + kWeightBytes;
-      float factors[8] = {};
-      if constexpr (normed) {
-        const int column = (share.first_chunk + c) * kRingTerms + 8 * unit;
-        if (column < p.product.k) p.norm.load_pack<8>(column, factors);
-      }
-      barrier_wait(full + 8 * stage, q / p.stages % 2);
-      if constexpr (normed) norm_terms(stages + stage * Layout::kStageBytes + kWeightBytes, factors, group, square);
+  // A warpgroup takes every second of the block's chunks, whatever tile they are of.
+  struct Turn {
+    int stage, chunk;  // the latter of the tile that is being made
+    uint32_t parity = 0;
+  };
+
+  // A warpgroup's chunks of a tile. While they are multiplied the next is normed.
+  __device__ void multiply(int group, Turn &turn, float (&d)[kParts][kWide / 2], float (&square)[kUnits]) const {
+    int before = -1;  // the stage whose products are under way
+    const auto release = [&] {
+      if (before >= 0 && lane_index() == 0) barrier_arrive(empty + 8 * before);
+    };
+    for (; turn.chunk < chunks; turn.chunk += kRingGroups) {
+      const uint32_t weight = ring + turn.stage * Layout::kStageBytes, terms = weight + kWeightBytes;
+      barrier_wait(full + 8 * turn.stage, turn.parity);
+      if constexpr (normed) norm_terms(turn.stage, (first_chunk + turn.chunk) * kRingTerms, group, square);
       products_begin();
 #pragma unroll
       for (int i = 0; i < kRingTerms / 16; ++i) {
@@ -228,8 +270,18 @@ struct Ring {
         }
       }
       products_end();
-      if (lane_index() == 0) barrier_arrive(empty + 8 * stage);
+      products_wait<1>();
+      release();
+      before = turn.stage;
+      turn.stage += kRingGroups;
+      if (turn.stage >= p.stages) {
+        turn.stage -= p.stages;
+        turn.parity ^= 1;
+      }
     }
+    turn.chunk -= chunks;
+    products_wait<0>();
+    release();
   }
 
   // body(float of shared memory, sum) for each sum that this thread has.
@@ -262,47 +314,73 @@ struct Ring {
     }
     sync_groups();
     if (group == 0) with_sums(d, [](float &place, float sum) { place += sum; });
+    sync_groups();
   }
 
-  // Four rows of the tile times a token, over all of K.
-  __device__ void gather(int token, int row, int splits, float (&to)[4]) const {
-    const auto *own = reinterpret_cast<const float4 *>(sums + token * kSumStride + row);
-    float4 sum = splits == 1 ? *own : read_cluster(own, 0);
-    for (int rank = 1; rank < splits; ++rank) {
-      const float4 more = read_cluster(own, rank);
-      sum = make_float4(sum.x + more.x, sum.y + more.y, sum.z + more.z, sum.w + more.w);
+  // Of each quad of a half of the tile's rows a block of the cluster has an equal share.
+  __device__ int quads() const { return kQuads / kHalves >> p.splits_log2; }
+  __device__ float4 *sent_by(int from, int token, int half, int quad) const {
+    return sent + (((from * p.product.tokens + token) * kHalves + half) * quads() + quad);
+  }
+  // To each block of the cluster what it finishes.
+  __device__ void send_sums() const {
+    wait_until_ready();
+    const int each = quads();
+    for (int i = static_cast<int>(threadIdx.x); i < kQuads * p.product.tokens; i += kSumThreads) {
+      const int token = i / kQuads, half = i % kQuads / (kQuads / kHalves), quad = i % (kQuads / kHalves);
+      const float4 sum = *reinterpret_cast<const float4 *>(sums + token * kSumStride + i % kQuads * 4);
+      send(sum, reinterpret_cast<const float4 *>(sent_by(rank, token, half, quad % each)), inbox, quad / each);
+    }
+    if constexpr (normed) {
+      for (int i = static_cast<int>(threadIdx.x); i < splits * p.product.tokens; i += kSumThreads) {
+        const int to = i / p.product.tokens, token = i % p.product.tokens;
+        send(squares[token] + squares[TOKENS + token], sent_squares + rank * TOKENS + token, inbox, to);
+      }
+    }
+  }
+
+  // Four rows of the tile times a token, over all of K; `quad` of those that this block finishes.
+  __device__ void gather(int token, int half, int quad, float (&to)[4]) const {
+    float4 sum;
+    if (splits == 1) {
+      sum = *reinterpret_cast<const float4 *>(sums + token * kSumStride + half * kHalfRows + quad * 4);
+    } else {
+      sum = *sent_by(0, token, half, quad);
+      for (int from = 1; from < splits; ++from) {
+        const float4 more = *sent_by(from, token, half, quad);
+        sum = make_float4(sum.x + more.x, sum.y + more.y, sum.z + more.z, sum.w + more.w);
+      }
     }
     to[0] = sum.x, to[1] = sum.y, to[2] = sum.z, to[3] = sum.w;
   }
-  __device__ float factor_of(int token, int splits) const {
+  __device__ float factor_of(int token) const {
     if constexpr (!normed) return p.product.alpha;
     float square = 0.0f;
-#pragma unroll
-    for (int group = 0; group < kRingGroups; ++group) {
-      const float *own = squares + group * TOKENS + token;
-      if (splits == 1) {
-        square += *own;
-      } else {
-        for (int rank = 0; rank < splits; ++rank) square += read_cluster(own, rank);
-      }
+    if (splits == 1) {
+      square = squares[token] + squares[TOKENS + token];
+    } else {
+      for (int from = 0; from < splits; ++from) square += sent_squares[from * TOKENS + token];
     }
     return p.product.alpha * rsqrtf(square / static_cast<float>(p.product.k) + p.eps);
   }
 
   template <class Y>
-  __device__ void finish(int64_t tile, int splits) const {
-    const int64_t count = gated ? p.product.n / 2 : p.product.n;
-    const int quads = kColumns / 4 / splits, rank = static_cast<int>(blockIdx.y);
+  __device__ void finish(int tile) const {
+    const int64_t count = p.product.n / kHalves;
+    const int each = quads();
     const auto *addend = static_cast<const Y *>(p.addend);
-    for (int i = static_cast<int>(threadIdx.x); i < quads * p.product.tokens; i += kSumThreads) {
-      const int token = i / quads, row = (rank * quads + i % quads) * 4;
-      const int64_t column = tile * kColumns + row, left = count - column;
-      if (left <= 0) continue;
+    for (int i = static_cast<int>(threadIdx.x); i < each * p.product.tokens; i += kSumThreads) {
+      const int token = i / each, quad = i % each;
+      const int64_t column = int64_t{tile} * kColumns + (rank * each + quad) * 4, left = count - column;
       float value[4], added[4] = {};
       const int64_t from = token * p.product.addend_stride + column;
-      if (addend != nullptr) p.quads ? load<4>(addend + from, added) : load_upto<4, false>(addend + from, left, added);
-      gather(token, row, splits, value);
-      const float factor = factor_of(token, splits);
+      if (addend != nullptr && left > 0) {
+        p.quads ? load<4>(addend + from, added) : load_upto<4, false>(addend + from, left, added);
+      }
+      if (splits > 1) wait_for_inbox(inbox);
+      if (left <= 0) continue;
+      gather(token, 0, quad, value);
+      const float factor = factor_of(token);
       const auto finished = [&](float sum, int64_t at) {
         return p.product.bias != nullptr && at < p.product.n ? factor * sum + bias_at(p.product, at) : factor * sum;
       };
@@ -310,7 +388,7 @@ struct Ring {
       for (int j = 0; j < 4; ++j) value[j] = finished(value[j], column + j) + added[j];
       if constexpr (gated) {
         float up[4];
-        gather(token, kHalfRows + row, splits, up);
+        gather(token, 1, quad, up);
 #pragma unroll
         for (int j = 0; j < 4; ++j) value[j] = activated(p.activation, value[j]) * finished(up[j], count + column + j);
       }
@@ -321,21 +399,18 @@ struct Ring {
 
   // By the two warpgroups.
   __device__ void make_tiles() const {
-    const int group = static_cast<int>(threadIdx.x) / kWarpgroup, splits = static_cast<int>(gridDim.y);
-    for (int made = 0; made < share.tiles; ++made) {
+    const int group = static_cast<int>(threadIdx.x) / kWarpgroup;
+    Turn turn{group, group};
+    int tile = static_cast<int>(blockIdx.x);
+    for (int made = 0; made < tiles; ++made, tile += static_cast<int>(gridDim.x)) {
       if (made > 0) sync_groups();  // the sums of the tile before have been read
       float d[kParts][kWide / 2] = {}, square[kUnits] = {};
-      multiply(group, made * share.chunks, d, square);
+      multiply(group, turn, d, square);
       leave_sums(group, d, square);
-      if (splits > 1) {
-        cluster_barrier();
-      } else {
-        sync_groups();
-      }
-      const int64_t tile = share.first_tile + made * share.step;
-      p.y_bf16 ? finish<bf16>(tile, splits) : finish<float>(tile, splits);
+      if (splits > 1) send_sums();
+      p.y_bf16 ? finish<bf16>(tile) : finish<float>(tile);
     }
-    if (splits > 1) cluster_barrier();  // nobody leaves while others read its sums
+    if (splits > 1) wait_for_inbox(inbox);
   }
 };
 
@@ -366,20 +441,24 @@ inline bool ring_supports(const NormedProblem &p, const sg_tensor *x, const sg_t
 template <int TOKENS, class X, bool normed, bool gated>
 int32_t launch_ring(const sg_call *call, RingProblem &p, const sg_tensor *x, const sg_tensor *weight) {
   using Layout = RingLayout<TOKENS, X, normed>;
+  constexpr int kColumns = gated ? kHalfRows : kRingRows;
   CUtensorMap weight_map, x_map;
-  if (!map_tiles(weight, kHalfRows, &weight_map) || !map_tiles(x, TOKENS, &x_map)) {
+  if (!map_tiles(weight, kColumns, &weight_map) || !map_tiles(x, TOKENS, &x_map)) {
     return fail(call, "%s: x and the weight begin at multiples of 16 bytes for this kernel", call->op);
   }
   const int units = device().units;
-  p.tiles = ceil_div(p.product.n, kRingRows);
-  if (gated) p.tiles = ceil_div(p.product.n / 2, kHalfRows);
+  p.tiles = static_cast<int>(ceil_div(gated ? p.product.n / 2 : p.product.n, kColumns));
   p.chunks = static_cast<int>(ceil_div(p.product.k, kRingTerms));
+  p.splits_log2 = 0;
   int splits = 1;
-  while (splits < kMostSplits && 2 * splits * p.tiles <= units && p.chunks / (2 * splits) >= kLeastChunks) splits *= 2;
-  const int64_t blocks = splits > 1 ? p.tiles : std::min<int64_t>(p.tiles, units);
+  while (splits < kMostSplits && 2 * splits * p.tiles <= units && p.chunks / (2 * splits) >= kLeastChunks) {
+    splits *= 2;
+    ++p.splits_log2;
+  }
+  const int blocks = splits > 1 ? p.tiles : std::min(p.tiles, units);
   const int64_t most = ceil_div(p.tiles, blocks) * ceil_div(p.chunks, splits);
-  p.stages = static_cast<int>(std::min<int64_t>(Layout::kStages, most));
-  const int bytes = Layout::bytes(p.stages);
+  p.stages = static_cast<int>(std::clamp<int64_t>(most, kRingGroups, Layout::stages(splits > 1)));
+  const int bytes = Layout::bytes(p.stages, splits > 1);
   const auto kernel = linear_ring<TOKENS, X, normed, gated>;
   cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   launch_clusters_ahead(call, dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(splits)),
@@ -395,7 +474,6 @@ int32_t run_ring(const sg_call *call, RingProblem &p, const sg_tensor *x, const 
   p.addend = addend != nullptr ? addend->data : nullptr;
   p.y = y->data;
   p.y_bf16 = y->dtype == SG_BF16;
-  p.fixed = is_fixed(weight);
   const auto packs = [&](const void *data, int64_t stride) {
     return p.y_bf16 ? can_pack<4>(static_cast<const bf16 *>(data), stride)
                     : can_pack<4>(static_cast<const float *>(data), stride);

@@ -19,6 +19,7 @@ int32_t run(const sg_call *call) {
   if (!read_ring(call, &p)) return fail(call, "%s: operands changed since the kernel was chosen", call->op);
   if (p.product.n == 0) return SG_OK;
   const sg_tensor *x = input(call, 0), *weight = input(call, 2);
+  p.fixed = is_fixed(weight) && is_fixed(input(call, 1));
   int32_t status = SG_OK;
   with_type(x, [&]<class X>(X) {
     status = p.activation == kNone ? run_ring<X, true, false>(call, p, x, weight, nullptr)
