@@ -7,6 +7,7 @@
 #pragma once
 
 #include "gemm.h"
+#include "pack_codes.h"
 
 namespace sg::cpu::SG_ISA {
 
@@ -26,7 +27,13 @@ struct Bf16Panels {
                      float *scratch) {
     if (b.by_rows) return pack_by_rows(b, k0, kc, column, columns, packed, scratch);
     const int64_t pairs = padded_contraction(kc);
+    const PackCodesFn pack_codes = pack_codes_for(b.dtype);
     for (int64_t c = 0; c < round_up(columns, kStrip); c += 16) {
+      if (pack_codes != nullptr && c + 16 <= columns) {
+        uint32_t *squares = packed + c / kStrip * pairs * kStrip + c % kStrip / 16 * kSquare;
+        pack_codes(b.at(column + c, k0), b.row_bytes, steps(kc), squares, 2 * kSquare);
+        continue;
+      }
       for (int i = 0; i < 16; ++i) {
         bf16 *row = reinterpret_cast<bf16 *>(scratch + i * pairs);
         const int64_t filled = c + i < columns ? kc : 0;
