@@ -1,4 +1,8 @@
-// Blocks that read each other's shared memory, on devices that have such clusters (9.0 on).
+// Blocks that send one another what they have added up, into shared memory, on devices that have such clusters (9.0 on).
+//
+// A barrier of the cluster that publishes what was stored is a fence too, and waits until all that a thread ever stored is in
+// the second-level cache: most of a microsecond at the end of a kernel. A block that is sent to waits for the bytes alone,
+// and is there until they have come.
 #pragma once
 
 #include "vectors.cuh"
@@ -6,44 +10,6 @@
 namespace sg::cuda {
 
 inline bool has_clusters() { return device().architecture >= 90; }
-
-// Until every block of the cluster is here and sees what the others wrote. Elsewhere: nothing.
-__device__ inline void cluster_barrier() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("barrier.cluster.arrive.release;\n\tbarrier.cluster.wait.acquire;" ::: "memory");
-#endif
-}
-
-// What block `rank` of the cluster has in its shared memory where this one has `own`.
-__device__ inline float read_cluster(const float *own, int rank) {
-  float value = __int_as_float(0x7fffffff);
-#if __CUDA_ARCH__ >= 900
-  asm volatile(
-      "{\n\t.reg .b32 address;\n\tmapa.shared::cluster.u32 address, %1, %2;\n\t"
-      "ld.shared::cluster.f32 %0, [address];\n\t}"
-      : "=f"(value)
-      : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(own))), "r"(rank)
-      : "memory");
-#endif
-  return value;
-}
-__device__ inline float4 read_cluster(const float4 *own, int rank) {
-  const float none = __int_as_float(0x7fffffff);
-  float4 value = make_float4(none, none, none, none);
-#if __CUDA_ARCH__ >= 900
-  asm volatile(
-      "{\n\t.reg .b32 address;\n\tmapa.shared::cluster.u32 address, %4, %5;\n\t"
-      "ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [address];\n\t}"
-      : "=f"(value.x), "=f"(value.y), "=f"(value.z), "=f"(value.w)
-      : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(own))), "r"(rank)
-      : "memory");
-#endif
-  return value;
-}
-
-// ---- What blocks of a cluster send one another, in place of a barrier of the cluster: that one is a fence too, and waits
-// until all that a thread ever stored is in the second-level cache, most of a microsecond at the end of a kernel. A block
-// that is sent to waits for the bytes alone, and is there until they have come.
 
 // A block's count of the bytes that came, in its shared memory.
 using Inbox = uint64_t;
