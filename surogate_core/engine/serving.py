@@ -50,7 +50,7 @@ class Loop:
     places: sequences that run at once. num_blocks, block_size: of the key/value cache. context: tokens of a sequence, at
     most what its table and the whole cache hold. token_budget: tokens of a step. run_ahead: launch a step before the one
     ahead of it was read; of use on devices. step_overhead: what a step costs beside its tokens, in tokens (None: 128 with
-    run_ahead, else 4). max_requests: that may run and wait. model_key: which weights; blocks computed with others are
+    run_ahead, else 32). max_requests: that may run and wait. model_key: which weights; blocks computed with others are
     never found.
 
     Once started a thread runs, until :meth:`stop`. All other methods may be called from any thread.
@@ -64,7 +64,7 @@ class Loop:
         model_key: bytes = b"",
     ) -> None:
         """hash_key: 16 bytes that the names of cached blocks depend on; None: random. Raises :class:`EngineError`."""
-        overhead = (128 if run_ahead else 4) if step_overhead is None else step_overhead
+        overhead = (128 if run_ahead else 32) if step_overhead is None else step_overhead
         self._loop = load().open_loop(
             places, num_blocks, block_size, context, token_budget, vocab, run_ahead, overhead, max_requests,
             hash_key or os.urandom(16), model_key,

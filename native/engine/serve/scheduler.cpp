@@ -251,8 +251,9 @@ void Scheduler::trim_to_bucket() {
   if (prompt_tokens == 0) return;
   for (const Share &share : decodes_) adapters |= share.sequence->group->request.adapter_slot >= 0;
   const int32_t total = prompt_tokens + static_cast<int32_t>(decodes_.size());
-  const int32_t whole = buckets_->choose(total, 0, adapters, false);
-  const int32_t below = buckets_->below(total, adapters);
+  const int32_t rows = static_cast<int32_t>(decodes_.size() + prompts_.size());
+  const int32_t whole = buckets_->choose(total, rows, adapters, false);
+  const int32_t below = buckets_->below(total, rows, adapters);
   if (whole < 0 || below <= static_cast<int32_t>(decodes_.size())) return;
   int32_t rest = total - below;
   const int32_t later = buckets_->choose(rest, 0, adapters, rest == 1);

@@ -17,10 +17,10 @@ int32_t Buckets::choose(int32_t tokens, int32_t rows, bool adapters, bool decode
   return best;
 }
 
-int32_t Buckets::below(int32_t tokens, bool adapters) const {
+int32_t Buckets::below(int32_t tokens, int32_t rows, bool adapters) const {
   int32_t largest = 0;
   for (const Bucket &bucket : buckets_) {
-    if (bucket.decode_only || bucket.tokens >= tokens || (adapters && !bucket.adapters)) continue;
+    if (bucket.decode_only || bucket.tokens >= tokens || bucket.rows < rows || (adapters && !bucket.adapters)) continue;
     largest = std::max(largest, bucket.tokens);
   }
   return largest;

@@ -53,8 +53,8 @@ class Buckets {
 
   // The smallest that takes so much, or -1. Where no row has an adapter those without are preferred.
   int32_t choose(int32_t tokens, int32_t rows, bool adapters, bool decodes) const;
-  // The largest below `tokens` that takes prompt chunks, or 0.
-  int32_t below(int32_t tokens, bool adapters) const;
+  // The largest below `tokens` that takes prompt chunks and so many rows, or 0.
+  int32_t below(int32_t tokens, int32_t rows, bool adapters) const;
   int32_t max_tokens(bool adapters) const;  // of one that takes prompt chunks
   int32_t max_rows(bool adapters) const;
 

@@ -15,6 +15,8 @@ TOKEN_BUDGET = {"cpu": 512, "cuda": 4096}
 SMALLEST_CHUNK = {"cpu": 32, "cuda": 64}
 FEW_ROWS = 8
 """Rows of the buckets that take a prompt by itself; a whole batch's logits would cost more than the prompt does."""
+SHORT_TURNS = (8, 16, 24, 32)
+"""Tokens of buckets of one row on the CPU: what a prompt takes by itself whose beginning is in the cache."""
 DECODES_BETWEEN = (3, 5, 6, 7, 10, 12)
 """Tokens of steps that only decode, beside the powers of two."""
 SMALL_CHUNK = 512
@@ -58,11 +60,13 @@ def token_budget(options: EngineOptions, context: int) -> int:
 
 def buckets(options: EngineOptions, context: int, plain: bool = True) -> list[Bucket]:
     """The largest first, as sessions on a queue want to be opened. plain: of programs without adapters, which have more sizes:
-    those for a prompt by itself, and on the CPU, where padding takes as long as tokens do, some between the powers of two."""
+    those for a prompt by itself, and on the CPU, where padding takes as long as tokens do, some for short turns and some between
+    the powers of two."""
     most, budget = places(options), token_budget(options, context)
     between = plain and options.backend == "cpu"
     decodes = _powers(1, most) + [count for count in DECODES_BETWEEN if between and count < most]
     found = {Bucket(min(count, most), min(count, most), True) for count in decodes}
+    found |= {Bucket(count, 1, False) for count in SHORT_TURNS if between and count <= budget}
     for tokens in _powers(min(SMALLEST_CHUNK.get(options.backend, 64), budget), budget):
         tokens = min(tokens, budget)
         found.add(Bucket(tokens, min(most, tokens), False))
