@@ -68,7 +68,7 @@ __device__ inline void wait_for_inbox(const Inbox *inbox) {
   uint32_t came = 0;
   while (came == 0) {
     asm volatile(
-        "{\n\t.reg .pred done;\n\tmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%1], 0;\n\t"
+        "{\n\t.reg .pred done;\n\tmbarrier.try_wait.parity.shared::cta.b64 done, [%1], 0;\n\t"
         "selp.u32 %0, 1, 0, done;\n\t}"
         : "=r"(came)
         : "r"(inbox_address(inbox))

@@ -1,4 +1,4 @@
-// linear for 1 to 64 tokens and a bf16 weight on compute capability 9.0; see linear_ring.cuh.
+// linear for 1 to 32 tokens and a bf16 weight on compute capability 9.0; see linear_ring.cuh.
 #include "linear_ring.cuh"
 
 namespace sg::cuda {

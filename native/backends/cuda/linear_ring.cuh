@@ -1,4 +1,4 @@
-// Products of up to 64 tokens with a bf16 weight on compute capability 9.0: y[T, N] = alpha x[T, K] weight[N, K]^T + bias +
+// Products of up to 32 tokens with a bf16 weight on compute capability 9.0: y[T, N] = alpha x[T, K] weight[N, K]^T + bias +
 // addend, where x may be normed first and the two halves of N be a gated unit, as rms_norm_linear.cuh reads it.
 //
 // Floor: the bytes of the weight. A block takes 64 rows of it (32 of the gate and the 32 that belong to them), in chunks of
@@ -21,13 +21,14 @@
 
 namespace sg::cuda {
 
-constexpr int kRingTokens = 64;  // the most
+constexpr int kRingTokens = 32;  // the most
 constexpr int kRingRows = 64;    // of the weight, of a tile: those of a warpgroup's product
 constexpr int kHalfRows = 32;    // of the gate, of a gated tile
 constexpr int kRingTerms = 64;   // of a chunk: a row of 128 bytes
 constexpr int kRingGroups = 2;
 constexpr int kSumThreads = kRingGroups * kWarpgroup, kRingThreads = kSumThreads + 32;
 constexpr int kMostStages = 16, kMostSplits = 8;
+constexpr int kTogether = 2;     // chunks of a warpgroup that are normed together
 constexpr int kWeightBytes = kRingRows * kSwizzledRow;
 constexpr int kSumStride = kRingRows + 4;     // floats from token to token: lanes that store sums meet different banks
 constexpr int kQuads = kRingRows / 4;         // of a token's sums
@@ -73,7 +74,6 @@ struct Ring {
   using Layout = RingLayout<TOKENS, X, normed>;
   static constexpr int kColumns = gated ? kHalfRows : kRingRows;  // of y, of a tile
   static constexpr int kHalves = kRingRows / kColumns;            // parts of a tile that lie apart in the weight
-  static constexpr int kWide = std::min(TOKENS, 32), kParts = TOKENS / kWide;  // tokens of one instruction
   static constexpr int kUnits = std::max(TOKENS / 16, 1);  // of 16 bytes of normed terms, that a thread makes of a chunk
 
   const RingProblem &p;
@@ -106,6 +106,7 @@ struct Ring {
 
   __device__ void open() const {
     if (threadIdx.x == 0) {
+#pragma unroll 1
       for (int s = 0; s < p.stages; ++s) {
         barrier_init(full + 8 * s, 1);
         barrier_init(empty + 8 * s, kWarpgroup / 32);
@@ -175,68 +176,22 @@ struct Ring {
     const int total = tiles * chunks, ahead = min(p.stages, total);
     bring_map_closer(x);
     Place at(static_cast<int>(blockIdx.x)), behind = at;
+#pragma unroll 1
     for (int i = 0; i < ahead; ++i, at.next(*this)) {
       p.fixed ? ask_for_weight(weight, at) : bring_weight_closer(weight, at);
     }
     wait_for_kernels_ahead();
+#pragma unroll 1
     for (int i = 0; i < ahead; ++i, behind.next(*this)) {
       if (!p.fixed) ask_for_weight(weight, behind);
       ask_for_terms(x, behind);
     }
+#pragma unroll 1
     for (int i = ahead; i < total; ++i, at.next(*this)) {
       barrier_wait(empty + 8 * at.stage, at.parity ^ 1);
       ask_for_weight(weight, at);
       ask_for_terms(x, at);
     }
-  }
-
-  // A warpgroup makes terms of a chunk of x: bf16(x * norm weight) where it lies, zeros from K on; adds up squares.
-  __device__ void norm_terms(int stage, int term, int group, float (&square)[kUnits]) const {
-    const int thread = static_cast<int>(threadIdx.x) % kWarpgroup, first = thread / 8, unit = thread % 8;
-    const bool mine = TOKENS >= 16 || first < TOKENS;
-    unsigned char *terms = stages + stage * Layout::kStageBytes + kWeightBytes;
-    float factor[8] = {};
-    if (term + 8 * unit < p.product.k) {
-      Weight norm = p.norm;
-      norm.data = factors + stage * Layout::kFactorBytes;
-      norm.load_pack<8>(8 * unit, factor);
-    }
-    float values[kUnits][8] = {};
-    if (mine) {
-#pragma unroll
-      for (int i = 0; i < kUnits; ++i) {
-        const int row = first + 16 * i;
-        if constexpr (sizeof(X) == 2) {
-          Pack<X, 8> pack;
-          memcpy(&pack, terms + swizzled(row, unit), sizeof(pack));
-          to_floats<8>(pack, values[i]);
-        } else {
-          const unsigned char *box = terms + unit / 4 * TOKENS * kSwizzledRow;
-          memcpy(&values[i][0], box + swizzled(row, unit % 4 * 2), 16);
-          memcpy(&values[i][4], box + swizzled(row, unit % 4 * 2 + 1), 16);
-        }
-      }
-    }
-    if constexpr (sizeof(X) == 4) sync_group(group);  // all have read what is written over
-    if (mine) {
-#pragma unroll
-      for (int i = 0; i < kUnits; ++i) {
-        float even = 0.0f, odd = 0.0f;
-#pragma unroll
-        for (int j = 0; j < 8; j += 2) {
-          even = fmaf(values[i][j], values[i][j], even);
-          odd = fmaf(values[i][j + 1], values[i][j + 1], odd);
-        }
-        square[i] += even + odd;
-#pragma unroll
-        for (int j = 0; j < 8; ++j) values[i][j] *= factor[j];
-        *reinterpret_cast<uint4 *>(terms + swizzled(first + 16 * i, unit)) = {
-            pack_bf16(values[i][0], values[i][1]), pack_bf16(values[i][2], values[i][3]),
-            pack_bf16(values[i][4], values[i][5]), pack_bf16(values[i][6], values[i][7])};
-      }
-    }
-    stores_before_products();
-    sync_group(group);
   }
 
   __device__ static void sync_group(int group) {
@@ -248,58 +203,124 @@ struct Ring {
   struct Turn {
     int stage, chunk;  // the latter of the tile that is being made
     uint32_t parity = 0;
-  };
 
-  // A warpgroup's chunks of a tile. While they are multiplied the next is normed.
-  __device__ void multiply(int group, Turn &turn, float (&d)[kParts][kWide / 2], float (&square)[kUnits]) const {
-    int before = -1;  // the stage whose products are under way
-    const auto release = [&] {
-      if (before >= 0 && lane_index() == 0) barrier_arrive(empty + 8 * before);
-    };
-    for (; turn.chunk < chunks; turn.chunk += kRingGroups) {
-      const uint32_t weight = ring + turn.stage * Layout::kStageBytes, terms = weight + kWeightBytes;
-      barrier_wait(full + 8 * turn.stage, turn.parity);
-      if constexpr (normed) norm_terms(turn.stage, (first_chunk + turn.chunk) * kRingTerms, group, square);
-      products_begin();
-#pragma unroll
-      for (int i = 0; i < kRingTerms / 16; ++i) {
-#pragma unroll
-        for (int part = 0; part < kParts; ++part) {
-          multiply_tiles(d[part], tile_descriptor(weight) + 2 * i,
-                         tile_descriptor(terms + part * kWide * kSwizzledRow) + 2 * i);
-        }
-      }
-      products_end();
-      products_wait<1>();
-      release();
-      before = turn.stage;
-      turn.stage += kRingGroups;
-      if (turn.stage >= p.stages) {
-        turn.stage -= p.stages;
-        turn.parity ^= 1;
+    __device__ void next(const Ring &r) {
+      chunk += kRingGroups;
+      stage += kRingGroups;
+      if (stage >= r.p.stages) {
+        stage -= r.p.stages;
+        parity ^= 1;
       }
     }
-    turn.chunk -= chunks;
+  };
+
+  __device__ unsigned char *terms_of(int stage) const { return stages + stage * Layout::kStageBytes + kWeightBytes; }
+
+  // A warpgroup makes terms of its next `count` chunks of x: bf16(x * norm weight) where they lie, zeros from K on; adds up
+  // squares. All of x is read before any of it is written.
+  __device__ void norm_terms(Turn turn, int count, int group, float (&square)[kUnits]) const {
+    const int thread = static_cast<int>(threadIdx.x) % kWarpgroup, first = thread / 8, unit = thread % 8;
+    const int first_term = (first_chunk + turn.chunk) * kRingTerms;
+    const bool mine = TOKENS >= 16 || first < TOKENS;
+    Pack<X, 8> terms[kTogether][kUnits] = {};
+    int stage[kTogether];
+#pragma unroll
+    for (int c = 0; c < kTogether; ++c, turn.next(*this)) {
+      stage[c] = turn.stage;
+      if (c >= count || !mine) continue;
+      const unsigned char *from = terms_of(turn.stage);
+#pragma unroll
+      for (int i = 0; i < kUnits; ++i) {
+        const int row = first + 16 * i;
+        if constexpr (sizeof(X) == 2) {
+          memcpy(&terms[c][i], from + swizzled(row, unit), 16);
+        } else {
+          from += unit / 4 * TOKENS * kSwizzledRow;
+          memcpy(&terms[c][i].at[0], from + swizzled(row, unit % 4 * 2), 16);
+          memcpy(&terms[c][i].at[4], from + swizzled(row, unit % 4 * 2 + 1), 16);
+          from -= unit / 4 * TOKENS * kSwizzledRow;
+        }
+      }
+    }
+    if constexpr (sizeof(X) == 4) sync_group(group);
+#pragma unroll
+    for (int c = 0; c < kTogether; ++c) {
+      if (c >= count || !mine) break;
+      float factor[8] = {};
+      if (first_term + c * kRingGroups * kRingTerms + 8 * unit < p.product.k) {
+        Weight norm = p.norm;
+        norm.data = factors + stage[c] * Layout::kFactorBytes;
+        norm.load_pack<8>(8 * unit, factor);
+      }
+#pragma unroll
+      for (int i = 0; i < kUnits; ++i) {
+        float values[8], even = 0.0f, odd = 0.0f;
+        to_floats<8>(terms[c][i], values);
+#pragma unroll
+        for (int j = 0; j < 8; j += 2) {
+          even = fmaf(values[j], values[j], even);
+          odd = fmaf(values[j + 1], values[j + 1], odd);
+        }
+        square[i] += even + odd;
+#pragma unroll
+        for (int j = 0; j < 8; ++j) values[j] *= factor[j];
+        *reinterpret_cast<uint4 *>(terms_of(stage[c]) + swizzled(first + 16 * i, unit)) = {
+            pack_bf16(values[0], values[1]), pack_bf16(values[2], values[3]), pack_bf16(values[4], values[5]),
+            pack_bf16(values[6], values[7])};
+      }
+    }
+    stores_before_products();
+    sync_group(group);
+  }
+
+  __device__ void multiply_chunk(int stage, float (&d)[TOKENS / 2]) const {
+    const uint32_t weight = ring + stage * Layout::kStageBytes, terms = weight + kWeightBytes;
+#pragma unroll
+    for (int i = 0; i < kRingTerms / 16; ++i) {
+      multiply_tiles(d, tile_descriptor(weight) + 2 * i, tile_descriptor(terms) + 2 * i);
+    }
+  }
+
+  // A warpgroup's chunks of a tile. While some are multiplied the next are waited for and normed.
+  __device__ void multiply(int group, Turn &turn, float (&d)[TOKENS / 2], float (&square)[kUnits]) const {
+    constexpr int kEach = normed ? kTogether : 1;
+    Turn done = turn;
+    const auto release = [&](const Turn &until) {
+      for (; done.chunk < until.chunk; done.next(*this)) {
+        if (lane_index() == 0) barrier_arrive(empty + 8 * done.stage);
+      }
+    };
+#pragma unroll 1
+    while (turn.chunk < chunks) {
+      const Turn first = turn;
+      const int count = min(kEach, (chunks - turn.chunk + kRingGroups - 1) / kRingGroups);
+      Turn next = turn;
+      for (int c = 0; c < count; ++c, next.next(*this)) barrier_wait(full + 8 * next.stage, next.parity);
+      if constexpr (normed) norm_terms(turn, count, group, square);
+      products_begin();
+      for (; turn.chunk < next.chunk; turn.next(*this)) multiply_chunk(turn.stage, d);
+      products_end();
+      products_wait<1>();
+      release(first);
+    }
     products_wait<0>();
-    release();
+    release(turn);
+    turn.chunk -= chunks;
   }
 
   // body(float of shared memory, sum) for each sum that this thread has.
   template <class Body>
-  __device__ void with_sums(float (&d)[kParts][kWide / 2], Body &&body) const {
+  __device__ void with_sums(float (&d)[TOKENS / 2], Body &&body) const {
     const int lane = lane_index(), row = static_cast<int>(threadIdx.x) % kWarpgroup / 32 * 16 + lane / 4;
 #pragma unroll
-    for (int part = 0; part < kParts; ++part) {
-#pragma unroll
-      for (int i = 0; i < kWide / 2; ++i) {
-        const int token = part * kWide + i / 4 * 8 + lane % 4 * 2 + i % 2;
-        body(sums[token * kSumStride + row + i / 2 % 2 * 8], d[part][i]);
-      }
+    for (int i = 0; i < TOKENS / 2; ++i) {
+      const int token = i / 4 * 8 + lane % 4 * 2 + i % 2;
+      body(sums[token * kSumStride + row + i / 2 % 2 * 8], d[i]);
     }
   }
 
   // The sums of both warpgroups, over the block's part of K, to shared memory.
-  __device__ void leave_sums(int group, float (&d)[kParts][kWide / 2], float (&square)[kUnits]) const {
+  __device__ void leave_sums(int group, float (&d)[TOKENS / 2], float (&square)[kUnits]) const {
     if (group == 1) with_sums(d, [](float &place, float sum) { place = sum; });
     if constexpr (normed) {
       const int thread = static_cast<int>(threadIdx.x) % kWarpgroup;
@@ -318,82 +339,94 @@ struct Ring {
   }
 
   // Of each quad of a half of the tile's rows a block of the cluster has an equal share.
-  __device__ int quads() const { return kQuads / kHalves >> p.splits_log2; }
+  static constexpr int kHalfQuads = kQuads / kHalves;
+  __device__ int quads() const { return kHalfQuads >> p.splits_log2; }
   __device__ float4 *sent_by(int from, int token, int half, int quad) const {
     return sent + (((from * p.product.tokens + token) * kHalves + half) * quads() + quad);
   }
   // To each block of the cluster what it finishes.
   __device__ void send_sums() const {
-    wait_until_ready();
     const int each = quads();
+#pragma unroll 1
     for (int i = static_cast<int>(threadIdx.x); i < kQuads * p.product.tokens; i += kSumThreads) {
-      const int token = i / kQuads, half = i % kQuads / (kQuads / kHalves), quad = i % (kQuads / kHalves);
+      const int token = i / kQuads, half = i % kQuads / kHalfQuads, quad = i % kHalfQuads;
       const float4 sum = *reinterpret_cast<const float4 *>(sums + token * kSumStride + i % kQuads * 4);
-      send(sum, reinterpret_cast<const float4 *>(sent_by(rank, token, half, quad % each)), inbox, quad / each);
+      send(sum, sent_by(rank, token, half, quad & (each - 1)), inbox, quad * splits / kHalfQuads);
     }
     if constexpr (normed) {
-      for (int i = static_cast<int>(threadIdx.x); i < splits * p.product.tokens; i += kSumThreads) {
-        const int to = i / p.product.tokens, token = i % p.product.tokens;
-        send(squares[token] + squares[TOKENS + token], sent_squares + rank * TOKENS + token, inbox, to);
+      const int token = static_cast<int>(threadIdx.x);
+      if (token < p.product.tokens) {
+        const float square = squares[token] + squares[TOKENS + token];
+#pragma unroll 1
+        for (int to = 0; to < splits; ++to) send(square, sent_squares + rank * TOKENS + token, inbox, to);
       }
     }
   }
 
   // Four rows of the tile times a token, over all of K; `quad` of those that this block finishes.
   __device__ void gather(int token, int half, int quad, float (&to)[4]) const {
-    float4 sum;
-    if (splits == 1) {
-      sum = *reinterpret_cast<const float4 *>(sums + token * kSumStride + half * kHalfRows + quad * 4);
-    } else {
-      sum = *sent_by(0, token, half, quad);
-      for (int from = 1; from < splits; ++from) {
-        const float4 more = *sent_by(from, token, half, quad);
-        sum = make_float4(sum.x + more.x, sum.y + more.y, sum.z + more.z, sum.w + more.w);
-      }
+    const auto *own = reinterpret_cast<const float4 *>(sums + token * kSumStride) + half * kHalfQuads + quad;
+    float4 sum = splits == 1 ? *own : *sent_by(0, token, half, quad);
+#pragma unroll 1
+    for (int from = 1; from < splits; ++from) {
+      const float4 more = *sent_by(from, token, half, quad);
+      sum = make_float4(sum.x + more.x, sum.y + more.y, sum.z + more.z, sum.w + more.w);
     }
     to[0] = sum.x, to[1] = sum.y, to[2] = sum.z, to[3] = sum.w;
   }
   __device__ float factor_of(int token) const {
     if constexpr (!normed) return p.product.alpha;
-    float square = 0.0f;
-    if (splits == 1) {
-      square = squares[token] + squares[TOKENS + token];
-    } else {
-      for (int from = 0; from < splits; ++from) square += sent_squares[from * TOKENS + token];
-    }
+    float square = splits == 1 ? squares[token] + squares[TOKENS + token] : sent_squares[token];
+#pragma unroll 1
+    for (int from = 1; from < splits; ++from) square += sent_squares[from * TOKENS + token];
     return p.product.alpha * rsqrtf(square / static_cast<float>(p.product.k) + p.eps);
   }
 
-  template <class Y>
+  // sum = factor sum + bias, for four neighbouring rows of the weight from `row` on.
+  __device__ void scale(float factor, int64_t row, float (&sum)[4]) const {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      sum[j] *= factor;
+      if (p.product.bias != nullptr && row + j < p.product.n) sum[j] += bias_at(p.product, row + j);
+    }
+  }
+  // body(data) as what y and the addend hold.
+  template <class Body>
+  __device__ void with_result_type(Body &&body) const {
+    p.y_bf16 ? body(static_cast<bf16 *>(p.y)) : body(static_cast<float *>(p.y));
+  }
+
   __device__ void finish(int tile) const {
     const int64_t count = p.product.n / kHalves;
     const int each = quads();
-    const auto *addend = static_cast<const Y *>(p.addend);
+#pragma unroll 1
     for (int i = static_cast<int>(threadIdx.x); i < each * p.product.tokens; i += kSumThreads) {
-      const int token = i / each, quad = i % each;
+      const int token = i * splits / kHalfQuads, quad = i & (each - 1);
       const int64_t column = int64_t{tile} * kColumns + (rank * each + quad) * 4, left = count - column;
       float value[4], added[4] = {};
-      const int64_t from = token * p.product.addend_stride + column;
-      if (addend != nullptr && left > 0) {
-        p.quads ? load<4>(addend + from, added) : load_upto<4, false>(addend + from, left, added);
+      if (p.addend != nullptr && left > 0) {
+        with_result_type([&]<class Y>(Y *) {
+          const Y *from = static_cast<const Y *>(p.addend) + token * p.product.addend_stride + column;
+          p.quads ? load<4>(from, added) : load_upto<4, false>(from, left, added);
+        });
       }
       if (splits > 1) wait_for_inbox(inbox);
       if (left <= 0) continue;
-      gather(token, 0, quad, value);
       const float factor = factor_of(token);
-      const auto finished = [&](float sum, int64_t at) {
-        return p.product.bias != nullptr && at < p.product.n ? factor * sum + bias_at(p.product, at) : factor * sum;
-      };
+      gather(token, 0, quad, value);
+      scale(factor, column, value);
 #pragma unroll
-      for (int j = 0; j < 4; ++j) value[j] = finished(value[j], column + j) + added[j];
+      for (int j = 0; j < 4; ++j) value[j] += added[j];
       if constexpr (gated) {
         float up[4];
         gather(token, 1, quad, up);
-#pragma unroll
-        for (int j = 0; j < 4; ++j) value[j] = activated(p.activation, value[j]) * finished(up[j], count + column + j);
+        scale(factor, count + column, up);
+        multiply_activated(p.activation, value, up);
       }
-      Y *to = static_cast<Y *>(p.y) + token * p.product.y_stride + column;
-      p.quads ? store<4>(to, value) : store_upto<4, false>(to, left, value);
+      with_result_type([&]<class Y>(Y *y) {
+        Y *to = y + token * p.product.y_stride + column;
+        p.quads ? store<4>(to, value) : store_upto<4, false>(to, left, value);
+      });
     }
   }
 
@@ -401,14 +434,16 @@ struct Ring {
   __device__ void make_tiles() const {
     const int group = static_cast<int>(threadIdx.x) / kWarpgroup;
     Turn turn{group, group};
+    if (splits > 1) wait_until_ready();
+    wait_for_kernels_ahead();
     int tile = static_cast<int>(blockIdx.x);
     for (int made = 0; made < tiles; ++made, tile += static_cast<int>(gridDim.x)) {
       if (made > 0) sync_groups();  // the sums of the tile before have been read
-      float d[kParts][kWide / 2] = {}, square[kUnits] = {};
+      float d[TOKENS / 2] = {}, square[kUnits] = {};
       multiply(group, turn, d, square);
       leave_sums(group, d, square);
       if (splits > 1) send_sums();
-      p.y_bf16 ? finish<bf16>(tile) : finish<float>(tile);
+      finish(tile);
     }
     if (splits > 1) wait_for_inbox(inbox);
   }
@@ -427,7 +462,6 @@ __global__ void __launch_bounds__(kRingThreads, 2)
     if (threadIdx.x == kSumThreads) ring.fill(&weight, &x);
     return;
   }
-  wait_for_kernels_ahead();
   ring.make_tiles();
 #endif
 }
@@ -483,8 +517,7 @@ int32_t run_ring(const sg_call *call, RingProblem &p, const sg_tensor *x, const 
             (addend == nullptr || packs(p.addend, many ? p.product.addend_stride : 0));
   if (p.product.tokens <= 8) return launch_ring<8, X, normed, gated>(call, p, x, weight);
   if (p.product.tokens <= 16) return launch_ring<16, X, normed, gated>(call, p, x, weight);
-  if (p.product.tokens <= 32) return launch_ring<32, X, normed, gated>(call, p, x, weight);
-  return launch_ring<64, X, normed, gated>(call, p, x, weight);
+  return launch_ring<32, X, normed, gated>(call, p, x, weight);
 }
 
 }  // namespace sg::cuda

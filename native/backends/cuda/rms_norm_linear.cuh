@@ -13,6 +13,22 @@ __device__ inline float activated(Activation activation, float x) {
   return activation == kSilu ? Silu::value(x) : activation == kGeluTanh ? GeluTanh::value(x) : Gelu::value(x);
 }
 
+// gate = activation(gate) * up
+template <int N>
+__device__ inline void multiply_activated(Activation activation, float (&gate)[N], const float (&up)[N]) {
+  const auto each = [&](auto &&value) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) gate[i] = value(gate[i]) * up[i];
+  };
+  if (activation == kSilu) {
+    each(Silu::value);
+  } else if (activation == kGeluTanh) {
+    each(GeluTanh::value);
+  } else {
+    each(Gelu::value);
+  }
+}
+
 struct NormedProblem {
   FewProblem product;
   int64_t weight_stride;
