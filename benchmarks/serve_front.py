@@ -13,7 +13,7 @@ end; "event_us" what it spends on each further token, with so many streams at on
 the least of several bursts. Processor time depends little on who else uses the machine.
 
 Paces: all streams run, a token each every so many milliseconds, for ``--seconds``. "loop_cores" and "cores" are processor time
-of the event loop's thread and of the server's process by the clock; "added_ms" is the time from the moment at which a token was
+of the event loop's thread and of the server's process by the clock, "event_us" the former by tokens; "added_ms" is the time from the moment at which a token was
 drawn to that at which a client, in another process, had read it from its socket; "reads" are the clients' reads a second, fewer
 than tokens where several came together. This depends much on who else uses the machine, and on clients that have cores.
 """
@@ -288,6 +288,7 @@ def pace(server: Server, route: str, streams: int, clients: int, seconds: float)
     taken = {name: after[name] - before[name] for name in after}
     return {
         "loop_cores": round(taken["loop"] / wall, 3), "cores": round(taken["process"] / wall, 3),
+        "event_us": round(1e6 * taken["loop"] / wall / (len(delays) / (seconds - 0.05)), 2),
         "tokens_per_second": round(len(delays) / (seconds - 0.05)),
         "reads_per_second": round(sum(each["reads"] for each in told) / seconds),
         "added_ms": {f"p{p}": round(delays[len(delays) * p // 100] / 1e3, 2) for p in (50, 99)},

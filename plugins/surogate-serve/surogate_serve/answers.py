@@ -3,7 +3,6 @@ model's parser, and each choice ends with one `Finished`, whatever happened."""
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, Protocol
@@ -113,14 +112,16 @@ class _Choice:
         self.stream, self.parallel = stream, parallel
         self.tokens = self.reasoning_tokens = 0
         self.finished = False
-        self._unread: deque[tuple[int, TokenLogprob | None]] = deque()  # tokens that no piece has named yet
+        self._unread: list[int] = []  # tokens that no piece has named yet
+        self._unread_logprobs: list[TokenLogprob] = []  # theirs, where they are told at all
         self._waiting: list[TokenLogprob] = []  # of text that the parser holds back
 
     def take(self, delta: Delta) -> list[Event]:
         """The events of a delta."""
         self.tokens += len(delta.tokens)
-        logprobs = delta.logprobs or [None] * len(delta.tokens)
-        self._unread.extend(zip(delta.tokens, logprobs, strict=True))
+        self._unread += delta.tokens
+        if delta.logprobs:
+            self._unread_logprobs += delta.logprobs
         events: list[Event] = []
         for token, text in delta.pieces:
             events += self._piece(token, text)
@@ -146,21 +147,20 @@ class _Choice:
         return [*events, Finished(self.stream.choice, finish, stop, error, self.tokens, self.reasoning_tokens)]
 
     def _piece(self, token: int, text: str) -> list[Event]:
-        was_reasoning = self.stream.reasoning
-        read = 0
-        while self._unread:
-            own, logprob = self._unread.popleft()
-            read += 1
-            if logprob is not None:
-                self._waiting.append(logprob)
-            if own == token:
-                break
-        events = self.stream.feed(token, text)
-        if was_reasoning or self.stream.reasoning:
+        stream, unread = self.stream, self._unread
+        was_reasoning = stream.reasoning
+        read = unread.index(token) + 1 if token in unread else len(unread)
+        del unread[:read]
+        events = stream.feed(token, text)
+        if was_reasoning or stream.reasoning:
             self.reasoning_tokens += read
-        events = self._with_logprobs(events)
-        if was_reasoning or not self.stream.in_content:
-            self._waiting.clear()
+        if self._unread_logprobs:
+            self._waiting += self._unread_logprobs[:read]
+            del self._unread_logprobs[:read]
+        if self._waiting:
+            events = self._with_logprobs(events)
+            if was_reasoning or not stream.in_content:
+                self._waiting.clear()
         return events
 
     def _count_unread(self) -> None:
@@ -168,6 +168,7 @@ class _Choice:
         if self.stream.reasoning:
             self.reasoning_tokens += len(self._unread)
         self._unread.clear()
+        self._unread_logprobs.clear()
 
     def _with_logprobs(self, events: list[Event]) -> list[Event]:
         """The log-probabilities that waited go to the first content; those of other text are not told."""

@@ -108,11 +108,11 @@ class ServedModel:
         waited = 0.0 if held is None else time.perf_counter() - asked
 
         def follow(deltas: list[Delta]) -> bool:
-            for delta in deltas:
-                running.take(delta)
-                if waited and delta.queued is not None:
-                    delta.queued += waited
-            return bool(take(deltas)) or not running.unfinished
+            running.take(deltas)
+            if waited:
+                for delta in deltas:
+                    delta.queued = None if delta.queued is None else delta.queued + waited
+            return take(deltas) or not running.unfinished
 
         box = AsyncMailbox(follow)
         running = self._submit(generation, held, box)
@@ -139,8 +139,8 @@ class ServedModel:
                 index, told = shared.get()
                 if isinstance(told, str):
                     raise Refused(f"the engine is dead: {told}", 503, "engine_dead")
+                running[index].take(told)
                 for delta in told:
-                    running[index].take(delta)
                     yield index, delta
                 if not running[index].unfinished:
                     self._end(running.pop(index))
@@ -291,11 +291,12 @@ class Running:
     is_mute: bool = False
     """The engine ends a prompt with a token; where none was asked for, it is not told."""
 
-    def take(self, delta: Delta) -> None:
-        if self.is_mute:
-            mute(delta)
-        if delta.finish is not None:
-            self.unfinished.discard(delta.choice)
+    def take(self, deltas: list[Delta]) -> None:
+        for delta in deltas:
+            if self.is_mute:
+                mute(delta)
+            if delta.finish is not None:
+                self.unfinished.discard(delta.choice)
 
     def end(self, choice: int) -> None:
         """Ends a choice in the engine too."""

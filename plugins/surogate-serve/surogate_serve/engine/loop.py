@@ -60,12 +60,13 @@ def refused(refusal: Refusal, generation: Generation, context: int) -> Refused:
 
 
 def delta_of(row: Row) -> tuple[int, Delta]:
-    """The request's id, and what one of its choices gained."""
-    number, choice, tokens, text, pieces, logprobs, prompt_logprobs, cached, finish, stop, error, queued = row
-    return number, Delta(
-        choice, tokens, text, pieces, _logprobs(logprobs), _logprobs(prompt_logprobs), cached, finish, stop, error,
-        queued,
-    )
+    """The request's id, and what one of its choices gained. The fields of a row are a delta's, behind the id."""
+    delta = Delta(*row[1:])
+    if delta.logprobs is not None:
+        delta.logprobs = [TokenLogprob(*each) for each in delta.logprobs]
+    if delta.prompt_logprobs is not None:
+        delta.prompt_logprobs = [TokenLogprob(*each) for each in delta.prompt_logprobs]
+    return row[0], delta
 
 
 def mute(delta: Delta) -> None:
@@ -74,7 +75,3 @@ def mute(delta: Delta) -> None:
     delta.logprobs = None if delta.logprobs is None else []
     if delta.finish in ("stop", "context"):
         delta.finish = "length"
-
-
-def _logprobs(rows: list[tuple] | None) -> list[TokenLogprob] | None:
-    return None if rows is None else [TokenLogprob(*row) for row in rows]

@@ -135,42 +135,49 @@ class CompletionReply:
         """Puts the chunks. Raises `Refused` where a continuation ended in an error."""
         head = b"data: " + json_bytes(self._head | {"system_fingerprint": FINGERPRINT})[:-1]
         tail = b'}],"usage":null}\n\n' if self._include_usage else b"}]}\n\n"
-        begin = head + b',"choices":[{"index":%d,"text":%b,"logprobs":%b,"finish_reason":%b'
+        begin = head + b',"choices":[{"index":'
+        heads = [
+            [begin + b'%d,"text":' % (place * self._keep + i) for i in range(self._keep)]
+            for place in range(len(self._prompts))
+        ]
+        plain, detailed = b',"logprobs":null,"finish_reason":null' + tail, self._logprobs or self._token_ids
         unfinished = sum(len(each.choices) for each in self._prompts)
 
         def take(place: int, deltas: list[Delta]) -> None:
             nonlocal unfinished
             for delta in deltas:
                 choice, text, logprobs = self._take(self._prompts[place], delta)
-                lists = json_bytes(choice.logprobs.lists(logprobs)) if self._logprobs else b"null"
-                finish = json_bytes(choice.finish) if delta.finish is not None else b"null"
-                if not text and delta.finish is None and not (self._logprobs and logprobs):
+                rest = plain
+                if delta.finish is not None:
+                    unfinished -= 1
+                    rest = self._rest(choice, delta, logprobs) + tail
+                elif not (text or (self._logprobs and logprobs)):
                     continue
-                frame = begin % (place * self._keep + delta.choice, quoted(text), lists, finish)
-                if delta.finish is not None or self._token_ids:
-                    frame += self._extras(choice, delta)
-                out.put(frame + tail)
-                unfinished -= delta.finish is not None
+                elif detailed:
+                    rest = self._rest(choice, delta, logprobs) + tail
+                out.put(heads[place][delta.choice] + quoted(text) + rest)
             if unfinished:  # the last leave together with what follows them
                 out.flush()
 
         await read(take)
         if not self.needs_engine:
-            for place, continued in enumerate(self._prompts):
-                for i in range(self._keep):
-                    index = place * self._keep + i
-                    out.put(begin % (index, quoted(continued.text), b"null", b'"length"') + tail)
+            for of_prompt, continued in zip(heads, self._prompts, strict=True):
+                for each in of_prompt:
+                    out.put(each + quoted(continued.text) + b',"logprobs":null,"finish_reason":"length"' + tail)
         if self._include_usage:
             out.put(head + b',"choices":[],"usage":' + json_bytes(usage_body(self._usage())) + b"}\n\n")
         out.put(DONE)
 
-    def _extras(self, choice: Choice, delta: Delta) -> bytes:
-        extras = b""
+    def _rest(self, choice: Choice, delta: Delta, logprobs: list[TokenLogprob]) -> bytes:
+        """What follows the text."""
+        lists = json_bytes(choice.logprobs.lists(logprobs)) if self._logprobs else b"null"
+        rest = b',"logprobs":' + lists + b',"finish_reason":'
+        rest += b"null" if delta.finish is None else json_bytes(choice.finish)
         if delta.finish is not None and choice.stop is not None:
-            extras += b',"stop_reason":' + json_bytes(choice.stop)
+            rest += b',"stop_reason":' + json_bytes(choice.stop)
         if self._token_ids:
-            extras += b',"token_ids":' + json_bytes(delta.tokens)
-        return extras
+            rest += b',"token_ids":' + json_bytes(delta.tokens)
+        return rest
 
     def ending(self, refused: Refused) -> bytes:
         """What ends a stream that cannot go on."""

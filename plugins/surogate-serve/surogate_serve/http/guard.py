@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Coroutine, MutableMapping, Sequence
+from collections.abc import Awaitable, Coroutine, MutableMapping, Sequence
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -275,15 +275,15 @@ class _Passage:
         await self._answer({"type": "http.response.start", "status": status, "headers": headers})
         await self._answer({"type": "http.response.body", "body": b"" if self._scope["method"] == "HEAD" else body})
 
-    async def _answer(self, message: MutableMapping[str, Any]) -> None:
-        """`send`, which adds the headers that every answer has."""
+    def _answer(self, message: MutableMapping[str, Any]) -> Awaitable[None]:
+        """`send`, which adds the headers that every answer has. What is to be awaited is the server's own."""
         if message["type"] == "http.response.start":
             self._started = True
             self._exchange.status = message["status"]
             message["headers"] = [*message.get("headers", ()), *self._added]
         elif not message.get("more_body", False):
             self._ended = True
-        await self._send(message)
+        return self._send(message)
 
     def _added_headers(self) -> list[tuple[bytes, bytes]]:
         request_id = self._exchange.request_id.encode()

@@ -196,9 +196,9 @@ class Metered:
         patience = _Patience(self._model, self._limits.queue_seconds)
 
         def count(deltas: list[Delta]) -> Any:
-            patience.end()
-            for delta in deltas:
-                meter.delta(delta)
+            if not meter.taken:
+                patience.end()
+            meter.count(deltas)
             return take(deltas)
 
         try:
@@ -265,6 +265,7 @@ class _Meter:
         self._first: float | None = None
         self._last: dict[int, float] = {}
         self._tokens = self._cached = 0
+        self._gaps = figures.histograms["inter_token_latency_seconds"]
         self._finished: dict[int, str] = {}
         self.taken = False
 
@@ -272,27 +273,27 @@ class _Meter:
         """Its reader found the end, as a stop token would have been."""
         self._finished.setdefault(choice, "stop")
 
-    def delta(self, delta: Delta) -> None:
-        self.taken = True
-        if delta.choice in self._finished:
-            return
-        count = len(delta.tokens)
-        if count:
-            now = time.perf_counter()
-            last = self._last.get(delta.choice)
-            if last is not None:
-                self._figures.histograms["inter_token_latency_seconds"].observe((now - last) / count, count)
-            elif self._first is None:
-                self._first = now
-                self._begin(now, delta.queued)
-                if self._exchange is not None and self._exchange.first_token is None:
-                    self._exchange.first_token = now
-            self._last[delta.choice] = now
-            self._tokens += count
-        if delta.cached_tokens > self._cached:
-            self._cached = delta.cached_tokens
-        if delta.finish is not None:
-            self._finished.setdefault(delta.choice, delta.finish)
+    def count(self, deltas: list[Delta]) -> None:
+        self.taken, now = True, time.perf_counter()
+        for delta in deltas:
+            choice, tokens = delta.choice, len(delta.tokens)
+            if choice in self._finished:
+                continue
+            if tokens:
+                last = self._last.get(choice)
+                if last is not None:
+                    self._gaps.observe((now - last) / tokens, tokens)
+                elif self._first is None:
+                    self._first = now
+                    self._begin(now, delta.queued)
+                    if self._exchange is not None and self._exchange.first_token is None:
+                        self._exchange.first_token = now
+                self._last[choice] = now
+                self._tokens += tokens
+            if delta.cached_tokens > self._cached:
+                self._cached = delta.cached_tokens
+            if delta.finish is not None:
+                self._finished.setdefault(choice, delta.finish)
 
     def _begin(self, now: float, queued: float | None) -> None:
         histograms = self._figures.histograms

@@ -70,7 +70,7 @@ class EventStream(Response):
         self._frames: list[bytes] = []
         self.put = self._frames.append
         self._started = False
-        self._sending_since: float | None = None
+        self._sending = False  # and has to wait
         self._sender: asyncio.Task[None] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -129,33 +129,53 @@ class EventStream(Response):
             self._sender = None
         if not self._frames:
             return
-        writing = self._write()
+        sending = self._part() if self._started else self._write()
         try:
-            waits_for = writing.send(None)
+            waits_for = sending.send(None)
         except StopIteration:
             return
-        self._sender = self._loop.create_task(_go_on(writing, waits_for))
+        self._sender = self._loop.create_task(self._go_on(sending, waits_for))
+
+    def _part(self, more: bool = True) -> Coroutine[Any, Any, None]:
+        """The sending of what was put."""
+        body = b"".join(self._frames)
+        self._frames.clear()
+        self._last_sent = self._loop.time()
+        return self._send({"type": "http.response.body", "body": body, "more_body": more})
 
     async def _write(self, more: bool = True) -> None:
-        """What was put, also while it writes; without ``more`` the end of the answer too."""
-        while self._frames or not more:
-            body = b"".join(self._frames)
-            self._frames.clear()
-            self._sending_since = self._last_sent = self._loop.time()
-            if not self._started:
-                self._started = True
-                await self._send({"type": "http.response.start", "status": 200, "headers": HEADERS})
-            await self._send({"type": "http.response.body", "body": body, "more_body": more})
-            self._sending_since = None
-            if not more:
-                return
+        """Headers, where they are not sent yet, and what was put; without ``more`` the end of the answer too."""
+        self._sending = True
+        if not self._started:
+            self._started = True
+            await self._send({"type": "http.response.start", "status": 200, "headers": HEADERS})
+        await self._part(more)
+        self._sending = False
+
+    async def _go_on(self, sending: Coroutine[Any, Any, None], waits_for: Any) -> None:
+        """The rest of ``sending``, which was begun outside any task and waits for something, and what is put meanwhile."""
+
+        @types.coroutine
+        def rest() -> Generator[Any, Any, None]:
+            try:
+                yield waits_for
+            except BaseException:
+                sending.close()
+                raise
+            yield from sending
+
+        self._sending = True
+        await rest()
+        while self._frames:
+            await self._part()
+        self._sending = False
 
     def _look(self) -> None:
         """Comments where nothing was sent for long, and ends a stream that nobody reads."""
         now, patience = self._loop.time(), self._limits.send_seconds
         self._timer = self._loop.call_later(self._pause, self._look)
-        if self._sending_since is not None:
-            if now - self._sending_since > patience and self._task is not None:
+        if self._sending:
+            if now - self._last_sent > patience and self._task is not None:
                 self._exchange.error = f"the client read nothing for {patience:g} s"
                 self._exchange.let_go = True
                 self._task.cancel()
@@ -163,17 +183,3 @@ class EventStream(Response):
             self.put(COMMENT)
             self.flush()
 
-
-async def _go_on(work: Coroutine[Any, Any, None], waits_for: Any) -> None:
-    """``work``, which was begun outside any task and waits for something."""
-
-    @types.coroutine
-    def rest() -> Generator[Any, Any, None]:
-        try:
-            yield waits_for
-        except BaseException:
-            work.close()
-            raise
-        yield from work
-
-    await rest()

@@ -107,18 +107,19 @@ class _Table:
         self.marked = {state for state, _ in self.moves}
         self.patterns: dict[OutputState, re.Pattern[str]] = {}
         self.texts: dict[OutputState, list[str]] = {}
-        self.firsts: dict[OutputState, str] = {}  # characters that texts begin with
+        self.firsts: dict[OutputState, re.Pattern[str]] = {}  # characters that texts begin with
         for state in ("start", "content", "reasoning", "call", "called"):
             texts = [text for at, text in self.moves if at == state and text not in tokens]
             self.texts[state] = sorted(texts, key=len, reverse=True)
-            self.firsts[state] = "".join({text[0] for text in texts})
             if texts:
+                self.firsts[state] = re.compile("|".join({re.escape(text[0]) for text in texts}))
                 self.patterns[state] = re.compile("|".join(map(re.escape, self.texts[state])))
 
     def may_begin(self, state: OutputState, text: str) -> bool:
         """Whether one of the state's text markers may begin somewhere in the text; most text has none of their
         characters."""
-        return any(char in text for char in self.firsts[state])
+        firsts = self.firsts.get(state)
+        return firsts is not None and firsts.search(text) is not None
 
     def longest_beginning(self, state: OutputState, text: str) -> int:
         """How many of the last characters may be the beginning of one of the state's text markers."""

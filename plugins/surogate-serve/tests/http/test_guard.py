@@ -320,6 +320,20 @@ def test_a_client_that_reads_nothing_is_let_go(serve):
     assert post(server, CHAT | {"max_tokens": 1}).status_code == 200
 
 
+def test_a_client_that_reads_late_gets_everything_in_order(server):
+    """More than a connection holds: the stream goes on where it could not, with what came meanwhile."""
+    pieces = [f"{index} " + "x" * 20000 for index in range(600)]
+    server.model.script = lambda generation, index: pieces
+    server.model.delay = 1e-4
+    told = []
+    with httpx.stream("POST", server.url + "/v1/chat/completions", json=CHAT | {"stream": True}, timeout=60) as answer:
+        wait_for(lambda: server.model.running == 0)  # all of it waits for this client
+        for line in answer.iter_lines():
+            if line.startswith("data: {"):
+                told.append(json.loads(line[6:])["choices"][0]["delta"].get("content", ""))
+    assert told[1:-1] == pieces and server.app.metrics.figures["fake"].in_flight == 0
+
+
 def test_a_quiet_stream_says_that_it_lives(serve):
     server = serve(limits=Limits(keep_alive_seconds=0.1))
     hold(server)
