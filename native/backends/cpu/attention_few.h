@@ -77,8 +77,20 @@ inline void few_dots(float *logits, const float *tiles, const float *q, int padd
   }
 }
 
+// Columns whose sums over values are formed together: as many as fit the registers.
+constexpr int kMostSummed = kLanes == 16 ? 4 : 3;
+constexpr int kStepKeys = 8;  // values that are added between two steps of CacheAhead
+
+// How often one block of kKeyBlock keys asks for what is ahead.
+template <class C>
+inline int64_t few_steps(int columns, int dim, int value_dim) {
+  const int64_t wide = kLanes == 16 ? 4 * kLanes : 2 * kLanes, sums = (columns + kMostSummed - 1) / kMostSummed;
+  return kKeyBlock / kFewKeys * ((dim + kTileDims<C> - 1) / kTileDims<C>) + kKeyBlock / kStepKeys * sums * ((value_dim + wide - 1) / wide);
+}
+
 // Cache blocks that a later task reads, asked for a few lines at a time: the hardware doesn't look ahead from block to
-// block, and waiting for each key would take longer than the arithmetic.
+// block, and waiting for each key would take longer than the arithmetic. More lines at once than are under way together
+// would stop what comes behind them.
 struct CacheAhead {
   const char *keys, *values;  // of cache block 0
   int64_t key_bytes, value_bytes;  // of a cache block
@@ -103,12 +115,12 @@ void few_logits(float *logits, int columns, const float *q, const C *const *keys
   constexpr int kDims = kTileDims<C>;
   alignas(64) float tiles[kDims * kFewKeys];
   for (int n = 0; n < count; n += kFewKeys) {
-    ahead->step();
     for (int c = 0; c < columns; ++c) {
       vstore(logits + c * kKeyBlock + n, vzero());
       vstore(logits + c * kKeyBlock + n + kLanes, vzero());
     }
     for (int d = 0; d < dim; d += kDims) {
+      ahead->step();
       transpose_keys(tiles, keys + n, count - n, d, dim);
       transpose_keys(tiles + kLanes, keys + n + kLanes, count - n - kLanes, d, dim);
       float *out = logits + n;
@@ -161,7 +173,7 @@ inline float few_softmax(float *logits, int count, float factor, float first_key
 // columns (which, if M > 1, all lie within dim).
 template <int N, int M, class C>
 inline void few_values(float *o, int padded_dim, const float *weights, const float *shrink, const C *const *values,
-                       int count, int d, int dim) {
+                       int count, int d, int dim, CacheAhead *ahead) {
   vf acc[N][M];
 #pragma GCC unroll 4
   for (int c = 0; c < N; ++c) {
@@ -169,6 +181,7 @@ inline void few_values(float *o, int padded_dim, const float *weights, const flo
     for (int j = 0; j < M; ++j) acc[c][j] = vmul(vload(o + c * padded_dim + d + j * kLanes), vset(shrink[c]));
   }
   for (int n = 0; n < count; ++n) {
+    if (n % kStepKeys == 0) ahead->step();
     vf value[M];
 #pragma GCC unroll 4
     for (int j = 0; j < M; ++j) value[j] = M > 1 ? vload(values[n] + d + j * kLanes) : load_clipped(values[n], d, dim);
@@ -188,25 +201,26 @@ inline void few_values(float *o, int padded_dim, const float *weights, const flo
 
 template <int N, class C>
 inline void few_values_columns(float *o, int padded_dim, const float *weights, const float *shrink,
-                               const C *const *values, int count, int dim) {
+                               const C *const *values, int count, int dim, CacheAhead *ahead) {
   constexpr int kVectors = kLanes == 16 ? 4 : 2;
   int d = 0;
   for (; d + kVectors * kLanes <= dim; d += kVectors * kLanes) {
-    few_values<N, kVectors>(o, padded_dim, weights, shrink, values, count, d, dim);
+    few_values<N, kVectors>(o, padded_dim, weights, shrink, values, count, d, dim, ahead);
   }
-  for (; d < dim; d += kLanes) few_values<N, 1>(o, padded_dim, weights, shrink, values, count, d, dim);
+  for (; d < dim; d += kLanes) few_values<N, 1>(o, padded_dim, weights, shrink, values, count, d, dim, ahead);
 }
 
 template <class C>
 void few_sum(float *o, int columns, int padded_dim, const float *weights, const float *shrink, const C *const *values,
-             int count, int dim) {
+             int count, int dim, CacheAhead *ahead) {
+  const auto add = [&]<int n>(std::integral_constant<int, n>, int c) {
+    few_values_columns<n>(o + c * padded_dim, padded_dim, weights + c * kKeyBlock, shrink + c, values, count, dim, ahead);
+  };
   int c = 0;
-  for (; c + 3 <= columns; c += 3) {
-    few_values_columns<3>(o + c * padded_dim, padded_dim, weights + c * kKeyBlock, shrink + c, values, count, dim);
-  }
-  for (; c < columns; ++c) {
-    few_values_columns<1>(o + c * padded_dim, padded_dim, weights + c * kKeyBlock, shrink + c, values, count, dim);
-  }
+  for (; c + kMostSummed <= columns; c += kMostSummed) add(std::integral_constant<int, kMostSummed>(), c);
+  if (columns - c == 3) add(std::integral_constant<int, 3>(), c);
+  if (columns - c == 2) add(std::integral_constant<int, 2>(), c);
+  if (columns - c == 1) add(std::integral_constant<int, 1>(), c);
 }
 
 }  // namespace sg::cpu::SG_ISA

@@ -228,7 +228,8 @@ class Paged {
     ahead.next = table + count * kv_head / dims_.kv_heads;
     ahead.end = table + count * (kv_head + 1) / dims_.kv_heads;
     const int64_t lines = (ahead.end - ahead.next) * std::max(ahead.key_bytes, ahead.value_bytes) / 64;
-    ahead.lines = lines / (kKeyChunk / kFewKeys) + 1;
+    const int64_t steps = kKeyChunk / kKeyBlock * few_steps<C>(block.count * dims_.group, dims_.head_dim, dims_.value_dim);
+    ahead.lines = (lines + steps - 1) / steps;
     return ahead;
   }
 
@@ -303,7 +304,7 @@ class Paged {
       shrink[c] = few_softmax(logits, count, dims_.logit_factor(), static_cast<float>(key), s.columns.low[c],
                               s.columns.high[c], s.part_peak + c, s.part_total + c);
     }
-    few_sum(s.part_o, columns, dims_.padded_value_dim, s.logits, shrink, values, count, dims_.value_dim);
+    few_sum(s.part_o, columns, dims_.padded_value_dim, s.logits, shrink, values, count, dims_.value_dim, ahead);
   }
 
   void run_strips(PagedScratch &s, const C *const *keys, const C *const *values, int key, int count) {
