@@ -76,12 +76,11 @@ __device__ inline void bring_map_closer(const void *map) {
 // What this thread has stored in shared memory is seen by what the copy engine and the tensor cores do later.
 __device__ inline void stores_before_products() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// Products between the first two are a group; the third waits until no more than `left` of the groups are under way.
+// The first before products, of registers or after others; the second waits for all of them.
 __device__ inline void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-__device__ inline void products_end() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-template <int left>
-__device__ inline void products_wait() {
-  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(left) : "memory");
+__device__ inline void products_end() {
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+  asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
 }
 
 // A swizzled tile in shared memory, as products name it, from 16-bit column 0 on; 16 columns further it is two more.

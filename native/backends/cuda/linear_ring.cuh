@@ -65,6 +65,7 @@ struct RingLayout {
   }
   static constexpr int bytes(int stages, bool cluster) { return around(cluster) + stages * (kStageBytes + kFactorBytes); }
   static_assert(kTermBytes % 1024 == 0);
+  static_assert(stages(true) >= kRingGroups * kTogether);
 };
 
 #if SG_HOPPER
@@ -74,6 +75,7 @@ struct Ring {
   using Layout = RingLayout<TOKENS, X, normed>;
   static constexpr int kColumns = gated ? kHalfRows : kRingRows;  // of y, of a tile
   static constexpr int kHalves = kRingRows / kColumns;            // parts of a tile that lie apart in the weight
+  static constexpr int kEach = normed ? kTogether : 1;  // chunks
   static constexpr int kUnits = std::max(TOKENS / 16, 1);  // of 16 bytes of normed terms, that a thread makes of a chunk
 
   const RingProblem &p;
@@ -222,10 +224,10 @@ struct Ring {
     const int thread = static_cast<int>(threadIdx.x) % kWarpgroup, first = thread / 8, unit = thread % 8;
     const int first_term = (first_chunk + turn.chunk) * kRingTerms;
     const bool mine = TOKENS >= 16 || first < TOKENS;
-    Pack<X, 8> terms[kTogether][kUnits] = {};
-    int stage[kTogether];
+    Pack<X, 8> terms[kEach][kUnits] = {};
+    int stage[kEach];
 #pragma unroll
-    for (int c = 0; c < kTogether; ++c, turn.next(*this)) {
+    for (int c = 0; c < kEach; ++c, turn.next(*this)) {
       stage[c] = turn.stage;
       if (c >= count || !mine) continue;
       const unsigned char *from = terms_of(turn.stage);
@@ -244,7 +246,7 @@ struct Ring {
     }
     if constexpr (sizeof(X) == 4) sync_group(group);
 #pragma unroll
-    for (int c = 0; c < kTogether; ++c) {
+    for (int c = 0; c < kEach; ++c) {
       if (c >= count || !mine) break;
       float factor[8] = {};
       if (first_term + c * kRingGroups * kRingTerms + 8 * unit < p.product.k) {
@@ -275,36 +277,28 @@ struct Ring {
 
   __device__ void multiply_chunk(int stage, float (&d)[TOKENS / 2]) const {
     const uint32_t weight = ring + stage * Layout::kStageBytes, terms = weight + kWeightBytes;
+    products_begin();
 #pragma unroll
     for (int i = 0; i < kRingTerms / 16; ++i) {
       multiply_tiles(d, tile_descriptor(weight) + 2 * i, tile_descriptor(terms) + 2 * i);
     }
   }
 
-  // A warpgroup's chunks of a tile. While some are multiplied the next are waited for and normed.
+  // A warpgroup's chunks of a tile: it holds no more than it takes together, which the ring has room for.
   __device__ void multiply(int group, Turn &turn, float (&d)[TOKENS / 2], float (&square)[kUnits]) const {
-    constexpr int kEach = normed ? kTogether : 1;
-    Turn done = turn;
-    const auto release = [&](const Turn &until) {
-      for (; done.chunk < until.chunk; done.next(*this)) {
-        if (lane_index() == 0) barrier_arrive(empty + 8 * done.stage);
-      }
-    };
 #pragma unroll 1
     while (turn.chunk < chunks) {
-      const Turn first = turn;
       const int count = min(kEach, (chunks - turn.chunk + kRingGroups - 1) / kRingGroups);
       Turn next = turn;
       for (int c = 0; c < count; ++c, next.next(*this)) barrier_wait(full + 8 * next.stage, next.parity);
       if constexpr (normed) norm_terms(turn, count, group, square);
-      products_begin();
-      for (; turn.chunk < next.chunk; turn.next(*this)) multiply_chunk(turn.stage, d);
+      next = turn;
+      for (int c = 0; c < count; ++c, next.next(*this)) multiply_chunk(next.stage, d);
       products_end();
-      products_wait<1>();
-      release(first);
+      for (int c = 0; c < count; ++c, turn.next(*this)) {
+        if (lane_index() == 0) barrier_arrive(empty + 8 * turn.stage);
+      }
     }
-    products_wait<0>();
-    release(turn);
     turn.chunk -= chunks;
   }
 
