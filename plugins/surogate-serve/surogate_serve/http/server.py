@@ -20,6 +20,7 @@ from ..types import Refused
 from .app import ServeApp
 from .errors import error_answer
 from .limits import Limits
+from .sse import PART
 
 DEATH_GRACE_SECONDS = 3.0
 KEEP_ALIVE_SECONDS = 75
@@ -91,6 +92,7 @@ def limited_protocol(limits: Limits, connections: set[Any]) -> type[HttpToolsPro
 
         def on_message_begin(self) -> None:
             super().on_message_begin()
+            self.scope["extensions"] = {PART: self.write_part}
             self._in_head = True
 
         def on_headers_complete(self) -> None:
@@ -110,6 +112,13 @@ def limited_protocol(limits: Limits, connections: set[Any]) -> type[HttpToolsPro
             if not self.transport.is_closing():
                 super().on_message_complete()
             self._in_head = True
+
+        def write_part(self, body: bytes) -> bool:
+            """As `PART` says. Streams have no length, so uvicorn's own parts are such chunks too."""
+            if self.flow.write_paused or self.transport.is_closing():
+                return False
+            self.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
+            return True
 
         def _wait_for_head(self) -> None:
             self._stop_waiting()

@@ -17,6 +17,7 @@ import uvicorn
 
 from surogate_serve.http.app import ServeApp, create_app
 from surogate_serve.http.limits import Settings
+from surogate_serve.http.server import limited_protocol
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -35,7 +36,8 @@ class Running:
         self._socket.bind(("127.0.0.1", 0))
         self.port = self._socket.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
-        config = uvicorn.Config(self.app, log_level="error", access_log=False, lifespan="off", http="httptools")
+        protocol = limited_protocol(settings.limits, set())
+        config = uvicorn.Config(self.app, log_level="error", access_log=False, lifespan="off", http=protocol)
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()

@@ -14,6 +14,7 @@ from conftest import wait_for
 from fake import FakeModel
 
 from surogate_serve.http import server as module
+from surogate_serve.http.app import create_app
 from surogate_serve.http.limits import Limits
 from surogate_serve.http.metrics import Metrics
 from surogate_serve.types import Refused
@@ -332,6 +333,33 @@ def test_a_client_that_reads_late_gets_everything_in_order(server):
             if line.startswith("data: {"):
                 told.append(json.loads(line[6:])["choices"][0]["delta"].get("content", ""))
     assert told[1:-1] == pieces and server.app.metrics.figures["fake"].in_flight == 0
+
+
+def test_any_server_of_asgi_can_stream():
+    """One whose connections have no `write_part`, and whose `send` may have to wait."""
+    model = FakeModel(script=lambda generation, index: list("abcdefgh"))
+    model.delay = 1e-3
+    sent = []
+
+    async def stream():
+        body = [{"type": "http.request", "body": json.dumps(CHAT | {"stream": True}).encode(), "more_body": False}]
+        scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": [], "client": ("x", 1)}
+
+        async def receive():
+            return body.pop() if body else await asyncio.Event().wait()
+
+        async def send(message):
+            await asyncio.sleep(3e-3)
+            sent.append(message)
+
+        await create_app({"fake": model})(scope, receive, send)
+
+    asyncio.run(asyncio.wait_for(stream(), 60))
+    start, *parts = sent
+    frames = b"".join(part["body"] for part in parts).decode().split("\n\n")
+    deltas = [json.loads(frame[6:])["choices"][0]["delta"] for frame in frames if frame.startswith("data: {")]
+    assert start["status"] == 200 and [part["more_body"] for part in parts] == [True] * (len(parts) - 1) + [False]
+    assert [delta.get("content") for delta in deltas] == ["", *"abcdefgh", None] and frames[-2:] == ["data: [DONE]", ""]
 
 
 def test_a_quiet_stream_says_that_it_lives(serve):
