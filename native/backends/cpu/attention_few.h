@@ -85,7 +85,8 @@ constexpr int kStepKeys = 8;  // values that are added between two steps of Cach
 template <class C>
 inline int64_t few_steps(int columns, int dim, int value_dim) {
   const int64_t wide = kLanes == 16 ? 4 * kLanes : 2 * kLanes, sums = (columns + kMostSummed - 1) / kMostSummed;
-  return kKeyBlock / kFewKeys * ((dim + kTileDims<C> - 1) / kTileDims<C>) + kKeyBlock / kStepKeys * sums * ((value_dim + wide - 1) / wide);
+  return kKeyBlock / kFewKeys * ((dim + kTileDims<C> - 1) / kTileDims<C>) +
+         kKeyBlock / kStepKeys * sums * ((value_dim + wide - 1) / wide);
 }
 
 // Cache blocks that a later task reads, asked for a few lines at a time: the hardware doesn't look ahead from block to

@@ -23,6 +23,7 @@ constexpr int64_t kSpan = 768;                   // elements of K that are unpac
 constexpr int64_t kCodeStride = kSpan + 64;      // bytes from row to row of unpacked codes
 constexpr int64_t kMaxUnits = kSpan / 16;        // of a span
 constexpr int64_t kTaskRows = 128;               // the most rows of a task
+constexpr int64_t kStretch = 128;                // elements of K whose tokens have one step
 
 // Codes and scales of 16 rows over one span of K.
 struct Span {
@@ -35,23 +36,14 @@ struct Span {
 template <int kUnit>
 struct TokenUnit {
   int32_t digits[kUnit / 4][2 * kTokens];  // four consecutive k; upper digits of each token, then the lower
-  float steps[2 * kTokens];                // what a digit of the column counts for
-  float sums[2 * kTokens];                 // of each token, under its upper digits; zero under the lower ones
+  float steps[2 * kTokens];                // what a digit of the column counts for, the same in a stretch of kStretch
+  float sums[2 * kTokens];                 // of each token in upper digits, under those; zero under the lower ones
 };
 
 struct Tiles {
   const uint8_t *first;  // codes of the span's first unit and row
   int64_t unit_bytes, row_bytes;
 };
-
-// The first four bytes of up to 16 blocks.
-template <int bytes>
-inline __m512i block_headers(const uint8_t *blocks, int64_t count) {
-  const auto lanes = static_cast<__mmask16>(count >= kLanes ? 0xffff : (1u << count) - 1u);
-  const __m512i offsets = _mm512_mullo_epi32(viota(), vset_int(bytes));
-  return _mm512_mask_i32gather_epi32(_mm512_setzero_si512(), lanes, offsets, blocks, 1);
-}
-inline vf lower_halves(__m512i fields) { return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(fields)); }
 
 // A Reader has the elements of a unit, whether codes are signed and whether a unit has an offset, and `read`: codes and
 // scales of `count` elements of 16 rows from `rows` on. Codes lie in the order of the elements.
@@ -127,10 +119,16 @@ struct Reader<SG_Q8_0> {
   static constexpr bool kSigned = true, kHasOffset = false;
   static Tiles read(const uint8_t *rows, int64_t row_bytes, int64_t count, Span *span) {
     const int64_t blocks = count / 32;
+    // Copied one by one, which leaves the vectors' ports alone, and read as vectors once all are written.
+    alignas(64) uint16_t fields[kRows][kMaxUnits];
     for (int64_t r = 0; r < kRows; ++r) {
       const uint8_t *row = rows + r * row_bytes;
+#pragma GCC unroll 4
+      for (int64_t b = 0; b < blocks; ++b) std::memcpy(&fields[r][b], row + b * kBytes, 2);
+    }
+    for (int64_t r = 0; r < kRows; ++r) {
       for (int64_t b = 0; b < blocks; b += kLanes) {
-        vstore(span->scales + r * kMaxUnits + b, lower_halves(block_headers<kBytes>(row + b * kBytes, blocks - b)));
+        vstore(span->scales + r * kMaxUnits + b, vload_half(reinterpret_cast<const uint8_t *>(&fields[r][b])));
       }
     }
     return {rows + 2, kBytes, row_bytes};
@@ -173,16 +171,25 @@ inline void multiply_odd(const uint8_t *codes, int64_t row_bytes, const void *di
   _tile_stored(1, sums, 64);
 }
 
-// totals[row][column] += a unit's sums, scaled.
+// parts[row][column] += a unit's sums, scaled, in steps of the tokens.
 template <class R>
-inline void add_unit(vf (&totals)[kRows], const int32_t *sums, const TokenUnit<R::kUnit> &x, const float *scales,
+inline void add_unit(vf (&parts)[kRows], const int32_t *sums, const TokenUnit<R::kUnit> &x, const float *scales,
                      const float *offsets) {
-  const vf steps = vload(x.steps), token_sums = vload(x.sums);
+  const vf token_sums = vload(x.sums);
 #pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r) {
-    const vf scaled = vmul(vto_float(_mm512_load_si512(sums + r * 2 * kTokens)), steps);
-    totals[r] = vfma(scaled, vset(scales[r * kMaxUnits]), totals[r]);
-    if constexpr (R::kHasOffset) totals[r] = vfma(token_sums, vset(offsets[r * kMaxUnits]), totals[r]);
+    parts[r] = vfma(vto_float(_mm512_load_si512(sums + r * 2 * kTokens)), vset(scales[r * kMaxUnits]), parts[r]);
+    if constexpr (R::kHasOffset) parts[r] = vfma(token_sums, vset(offsets[r * kMaxUnits]), parts[r]);
+  }
+}
+
+// totals[row][column] += what a stretch gave, which begins anew.
+inline void end_stretch(vf (&parts)[kRows], const float *steps, float *totals) {
+  const vf step = vload(steps);
+#pragma GCC unroll 16
+  for (int r = 0; r < kRows; ++r) {
+    vstore(totals + r * 2 * kTokens, vfma(parts[r], step, vload(totals + r * 2 * kTokens)));
+    parts[r] = vzero();
   }
 }
 
@@ -195,9 +202,9 @@ void multiply_span(const Tiles &tiles, const Span &span, int64_t units, const To
                    FetchAhead *ahead) {
   constexpr int64_t kSquare = kRows * 2 * kTokens;
   alignas(64) int32_t sums[kRing * kSquare];
-  vf totals[kRows];
+  vf parts[kRows];
 #pragma GCC unroll 16
-  for (int r = 0; r < kRows; ++r) totals[r] = vload(of_rows + r * 2 * kTokens);
+  for (int r = 0; r < kRows; ++r) parts[r] = vzero();
   const auto multiply = [&](int64_t u) {
     const uint8_t *codes = tiles.first + u * tiles.unit_bytes;
     if (u % 2 == 0) multiply_even<R::kSigned>(codes, tiles.row_bytes, x[u].digits, sums + u % kRing * kSquare);
@@ -207,10 +214,9 @@ void multiply_span(const Tiles &tiles, const Span &span, int64_t units, const To
   for (int64_t u = 0; u < units; ++u) {
     if (u + kLead < units) multiply(u + kLead);
     if (ahead != nullptr) ahead->step();
-    add_unit<R>(totals, sums + u % kRing * kSquare, x[u], span.scales + u, span.offsets + u);
+    add_unit<R>(parts, sums + u % kRing * kSquare, x[u], span.scales + u, span.offsets + u);
+    if ((u + 1) % (kStretch / R::kUnit) == 0 || u + 1 == units) end_stretch(parts, x[u].steps, of_rows);
   }
-#pragma GCC unroll 16
-  for (int r = 0; r < kRows; ++r) vstore(of_rows + r * 2 * kTokens, totals[r]);
 }
 
 // out[token][0 .. 16) of 16 rows, from each row's upper and lower totals.
@@ -295,26 +301,32 @@ inline void transpose_halves(__m512i (&rows)[kTokens]) {
   }
 }
 
-// One unit of the tokens [first, first + 8) of the call; those past the last one are zero.
+// All units of the tokens [first, first + 8) of the call; those past the last one are zero.
 template <int kUnit>
-void read_unit(const LinearProblem &p, int64_t first, int64_t unit, TokenUnit<kUnit> *out) {
+void read_tokens(const LinearProblem &p, int64_t first, TokenUnit<kUnit> *out) {
   const int count = static_cast<int>(std::min(kTokens, p.m - first));
-  const bf16 *x = static_cast<const bf16 *>(p.a.data) + first * p.a.stride + unit * kUnit;
-  __m512i rows[kTokens];
-  alignas(64) float steps[kTokens] = {}, sums[kTokens] = {};
+  alignas(64) float factors[kTokens] = {}, steps[kTokens] = {}, sums[kTokens] = {};
+  for (int64_t k = 0; k < p.k; k += kUnit, ++out) {
+    const bf16 *x = static_cast<const bf16 *>(p.a.data) + first * p.a.stride + k;
+    for (int t = 0; k % kStretch == 0 && t < count; ++t) {
+      const FixedStep fixed = fixed_step(x + t * p.a.stride, std::min(kStretch, p.k - k));
+      factors[t] = fixed.factor, steps[t] = fixed.step;
+    }
+    __m512i rows[kTokens];
 #pragma GCC unroll 8
-  for (int t = 0; t < kTokens; ++t) {
-    if (t < count) rows[t] = to_digits(to_fixed_point<kUnit>(x + t * p.a.stride, steps + t, sums + t));
-    else rows[t] = _mm512_setzero_si512();
+    for (int t = 0; t < kTokens; ++t) {
+      if (t < count) rows[t] = to_digits(to_fixed_point<kUnit>(x + t * p.a.stride, factors[t], sums + t));
+      else rows[t] = _mm512_setzero_si512();
+    }
+    transpose_halves(rows);
+#pragma GCC unroll 8
+    for (int i = 0; i < kUnit / 4; ++i) _mm512_storeu_si512(out->digits[i], rows[i]);
+    const __m256 step = _mm256_load_ps(steps);
+    _mm256_storeu_ps(out->steps, _mm256_mul_ps(step, _mm256_set1_ps(256.0f)));
+    _mm256_storeu_ps(out->steps + kTokens, step);
+    _mm256_storeu_ps(out->sums, _mm256_mul_ps(_mm256_load_ps(sums), _mm256_set1_ps(1.0f / 256.0f)));
+    _mm256_storeu_ps(out->sums + kTokens, _mm256_setzero_ps());
   }
-  transpose_halves(rows);
-#pragma GCC unroll 8
-  for (int k = 0; k < kUnit / 4; ++k) _mm512_storeu_si512(out->digits[k], rows[k]);
-  const __m256 step = _mm256_load_ps(steps);
-  _mm256_storeu_ps(out->steps, _mm256_mul_ps(step, _mm256_set1_ps(256.0f)));
-  _mm256_storeu_ps(out->steps + kTokens, step);
-  _mm256_storeu_ps(out->sums, _mm256_load_ps(sums));
-  _mm256_storeu_ps(out->sums + kTokens, _mm256_setzero_ps());
 }
 
 // Bytes of workspace: the tokens, then for each worker two spans and a task's sums.
@@ -347,7 +359,7 @@ void run_on(const sg_call *call, const LinearProblem &p) {
   char *workers = static_cast<char *>(call->workspace) + token_bytes(p.m, p.k);
   auto *x = static_cast<TokenUnit<kUnit> *>(call->workspace);
   const int64_t units = p.k / kUnit, groups = (p.m + kTokens - 1) / kTokens;
-  for (int64_t i = 0; i < groups * units; ++i) read_unit<kUnit>(p, i / units * kTokens, i % units, x + i);
+  for (int64_t g = 0; g < groups; ++g) read_tokens<kUnit>(p, g * kTokens, x + g * units);
   const int64_t task_rows = p.n >= 4096 ? kTaskRows : 32;
   parallel_for(call, (p.n + task_rows - 1) / task_rows, [&](int64_t index, int worker) {
     auto *spans = reinterpret_cast<Span *>(workers + worker * kWorkerBytes);
