@@ -76,11 +76,16 @@ __device__ inline void bring_map_closer(const void *map) {
 // What this thread has stored in shared memory is seen by what the copy engine and the tensor cores do later.
 __device__ inline void stores_before_products() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// The first before products, of registers or after others; the second waits for all of them.
+// Before products, of registers or after others; after the last of some; and until all of them are done.
 __device__ inline void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-__device__ inline void products_end() {
-  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-  asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+__device__ inline void products_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+__device__ inline void products_wait() { asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory"); }
+
+// Products of two pairs of bf16, each rounded once.
+__device__ inline uint32_t multiply_pairs(uint32_t a, uint32_t b) {
+  uint32_t product;
+  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(product) : "r"(a), "r"(b));
+  return product;
 }
 
 // A swizzled tile in shared memory, as products name it, from 16-bit column 0 on; 16 columns further it is two more.

@@ -32,7 +32,8 @@ constexpr int kTogether = 2;     // chunks of a warpgroup that are normed togeth
 constexpr int kWeightBytes = kRingRows * kSwizzledRow;
 constexpr int kSumStride = kRingRows + 4;     // floats from token to token: lanes that store sums meet different banks
 constexpr int kQuads = kRingRows / 4;         // of a token's sums
-constexpr int kRingShared = 113 << 10;        // bytes of a block: two to a multiprocessor
+constexpr int kRingBlocks = 2;                // of a multiprocessor
+constexpr int kRingShared = 113 << 10;        // bytes of a block
 constexpr int kLeastChunks = 4;               // of a block of a cluster
 
 struct RingProblem : NormedProblem {
@@ -218,42 +219,83 @@ struct Ring {
 
   __device__ unsigned char *terms_of(int stage) const { return stages + stage * Layout::kStageBytes + kWeightBytes; }
 
-  // A warpgroup makes terms of its next `count` chunks of x: bf16(x * norm weight) where they lie, zeros from K on; adds up
-  // squares. All of x is read before any of it is written.
-  __device__ void norm_terms(Turn turn, int count, int group, float (&square)[kUnits]) const {
-    const int thread = static_cast<int>(threadIdx.x) % kWarpgroup, first = thread / 8, unit = thread % 8;
-    const int first_term = (first_chunk + turn.chunk) * kRingTerms;
-    const bool mine = TOKENS >= 16 || first < TOKENS;
-    Pack<X, 8> terms[kEach][kUnits] = {};
-    int stage[kEach];
+  // What a thread has of a warpgroup's chunks of x, as it came.
+  using Terms = Pack<X, 8>[kEach][kUnits];
+
+  // body(c, stage, column) for the thread's units of `count` chunks.
+  template <class Body>
+  __device__ void with_units(Turn turn, int count, Body &&body) const {
+    const int thread = static_cast<int>(threadIdx.x) % kWarpgroup;
+    if (TOKENS < 16 && thread / 8 >= TOKENS) return;
 #pragma unroll
     for (int c = 0; c < kEach; ++c, turn.next(*this)) {
-      stage[c] = turn.stage;
-      if (c >= count || !mine) continue;
-      const unsigned char *from = terms_of(turn.stage);
+      if (c < count) body(c, turn.stage, (first_chunk + turn.chunk) * kRingTerms + thread % 8 * 8);
+    }
+  }
+  __device__ static int first_row() { return static_cast<int>(threadIdx.x) % kWarpgroup / 8; }
+  __device__ static int own_unit() { return static_cast<int>(threadIdx.x) % 8; }
+
+  // A warpgroup makes terms of its next `count` chunks of x: bf16(x * norm weight) where they lie, zeros from K on.
+  __device__ void norm_terms(const Turn &turn, int count, int group, Terms &terms) const {
+    with_units(turn, count, [&](int c, int stage, int) {
 #pragma unroll
       for (int i = 0; i < kUnits; ++i) {
-        const int row = first + 16 * i;
+        const int row = first_row() + 16 * i;
         if constexpr (sizeof(X) == 2) {
-          memcpy(&terms[c][i], from + swizzled(row, unit), 16);
+          memcpy(&terms[c][i], terms_of(stage) + swizzled(row, own_unit()), 16);
         } else {
-          from += unit / 4 * TOKENS * kSwizzledRow;
-          memcpy(&terms[c][i].at[0], from + swizzled(row, unit % 4 * 2), 16);
-          memcpy(&terms[c][i].at[4], from + swizzled(row, unit % 4 * 2 + 1), 16);
-          from -= unit / 4 * TOKENS * kSwizzledRow;
+          const unsigned char *box = terms_of(stage) + own_unit() / 4 * TOKENS * kSwizzledRow;
+          memcpy(&terms[c][i].at[0], box + swizzled(row, own_unit() % 4 * 2), 16);
+          memcpy(&terms[c][i].at[4], box + swizzled(row, own_unit() % 4 * 2 + 1), 16);
         }
       }
-    }
-    if constexpr (sizeof(X) == 4) sync_group(group);
+    });
+    if constexpr (sizeof(X) == 4) sync_group(group);  // all have read what is written over
+    const bool exact = sizeof(X) == 2 && p.norm.dtype == SG_BF16 && p.norm.offset == 0.0f;
+    exact ? write_terms<true>(turn, count, terms) : write_terms<false>(turn, count, terms);
+    stores_before_products();
+    sync_group(group);
+  }
+  // in_pairs: both factors are bf16, so their product is rounded once without leaving it.
+  template <bool in_pairs>
+  __device__ void write_terms(const Turn &turn, int count, const Terms &terms) const {
+    with_units(turn, count, [&](int c, int stage, int column) {
+      const bool inside = column < p.product.k;
+      const unsigned char *own = factors + stage * Layout::kFactorBytes;
+      const auto put = [&](int i, const uint4 &word) {
+        *reinterpret_cast<uint4 *>(terms_of(stage) + swizzled(first_row() + 16 * i, own_unit())) = word;
+      };
+      if constexpr (in_pairs) {
+        uint4 factor = {};
+        if (inside) factor = *reinterpret_cast<const uint4 *>(own + own_unit() * 16);
 #pragma unroll
-    for (int c = 0; c < kEach; ++c) {
-      if (c >= count || !mine) break;
-      float factor[8] = {};
-      if (first_term + c * kRingGroups * kRingTerms + 8 * unit < p.product.k) {
-        Weight norm = p.norm;
-        norm.data = factors + stage[c] * Layout::kFactorBytes;
-        norm.load_pack<8>(8 * unit, factor);
+        for (int i = 0; i < kUnits; ++i) {
+          uint4 word;
+          memcpy(&word, &terms[c][i], sizeof(word));
+          put(i, {multiply_pairs(word.x, factor.x), multiply_pairs(word.y, factor.y), multiply_pairs(word.z, factor.z),
+                  multiply_pairs(word.w, factor.w)});
+        }
+      } else {
+        float factor[8] = {};
+        if (inside) {
+          Weight norm = p.norm;
+          norm.data = own;
+          norm.load_pack<8>(own_unit() * 8, factor);
+        }
+#pragma unroll
+        for (int i = 0; i < kUnits; ++i) {
+          float values[8];
+          to_floats<8>(terms[c][i], values);
+#pragma unroll
+          for (int j = 0; j < 8; ++j) values[j] *= factor[j];
+          put(i, {pack_bf16(values[0], values[1]), pack_bf16(values[2], values[3]), pack_bf16(values[4], values[5]),
+                  pack_bf16(values[6], values[7])});
+        }
       }
+    });
+  }
+  __device__ void add_squares(const Turn &turn, int count, const Terms &terms, float (&square)[kUnits]) const {
+    with_units(turn, count, [&](int c, int, int) {
 #pragma unroll
       for (int i = 0; i < kUnits; ++i) {
         float values[8], even = 0.0f, odd = 0.0f;
@@ -264,15 +306,8 @@ struct Ring {
           odd = fmaf(values[j + 1], values[j + 1], odd);
         }
         square[i] += even + odd;
-#pragma unroll
-        for (int j = 0; j < 8; ++j) values[j] *= factor[j];
-        *reinterpret_cast<uint4 *>(terms_of(stage[c]) + swizzled(first + 16 * i, unit)) = {
-            pack_bf16(values[0], values[1]), pack_bf16(values[2], values[3]), pack_bf16(values[4], values[5]),
-            pack_bf16(values[6], values[7])};
       }
-    }
-    stores_before_products();
-    sync_group(group);
+    });
   }
 
   __device__ void multiply_chunk(int stage, float (&d)[TOKENS / 2]) const {
@@ -284,17 +319,21 @@ struct Ring {
     }
   }
 
-  // A warpgroup's chunks of a tile: it holds no more than it takes together, which the ring has room for.
+  // A warpgroup's chunks of a tile: it holds no more than it takes together, which the ring has room for. Squares are added
+  // up while the products are under way.
   __device__ void multiply(int group, Turn &turn, float (&d)[TOKENS / 2], float (&square)[kUnits]) const {
 #pragma unroll 1
     while (turn.chunk < chunks) {
       const int count = min(kEach, (chunks - turn.chunk + kRingGroups - 1) / kRingGroups);
       Turn next = turn;
       for (int c = 0; c < count; ++c, next.next(*this)) barrier_wait(full + 8 * next.stage, next.parity);
-      if constexpr (normed) norm_terms(turn, count, group, square);
+      Terms terms;
+      if constexpr (normed) norm_terms(turn, count, group, terms);
       next = turn;
       for (int c = 0; c < count; ++c, next.next(*this)) multiply_chunk(next.stage, d);
-      products_end();
+      products_commit();
+      if constexpr (normed) add_squares(turn, count, terms, square);
+      products_wait();
       for (int c = 0; c < count; ++c, turn.next(*this)) {
         if (lane_index() == 0) barrier_arrive(empty + 8 * turn.stage);
       }
@@ -446,7 +485,7 @@ struct Ring {
 #endif  // SG_HOPPER
 
 template <int TOKENS, class X, bool normed, bool gated>
-__global__ void __launch_bounds__(kRingThreads, 2)
+__global__ void __launch_bounds__(kRingThreads, kRingBlocks)
     linear_ring(const RingProblem p, const __grid_constant__ CUtensorMap weight, const __grid_constant__ CUtensorMap x) {
 #if SG_HOPPER
   extern __shared__ __align__(1024) unsigned char shared[];
@@ -479,11 +518,11 @@ int32_t launch_ring(const sg_call *call, RingProblem &p, const sg_tensor *x, con
   p.chunks = static_cast<int>(ceil_div(p.product.k, kRingTerms));
   p.splits_log2 = 0;
   int splits = 1;
-  while (splits < kMostSplits && 2 * splits * p.tiles <= units && p.chunks / (2 * splits) >= kLeastChunks) {
+  while (splits < kMostSplits && 4 * splits * p.tiles <= 3 * units && p.chunks / (2 * splits) >= kLeastChunks) {
     splits *= 2;
     ++p.splits_log2;
   }
-  const int blocks = splits > 1 ? p.tiles : std::min(p.tiles, units);
+  const int blocks = splits > 1 ? p.tiles : std::min(p.tiles, kRingBlocks * units);
   const int64_t most = ceil_div(p.tiles, blocks) * ceil_div(p.chunks, splits);
   p.stages = static_cast<int>(std::clamp<int64_t>(most, kRingGroups, Layout::stages(splits > 1)));
   const int bytes = Layout::bytes(p.stages, splits > 1);

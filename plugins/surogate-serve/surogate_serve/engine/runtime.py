@@ -26,22 +26,25 @@ from .sizes import Bucket
 
 FEW_TOKENS = 8
 """Up to so many tokens a device's products read blocks of quantised weights as they are, and norms go into products; above,
-they read decoded weights and normed tokens. The number is that of the kernels for few tokens (kFewTokens of
-native/backends/cuda/linear_few.cuh)."""
+they read decoded weights. The number is that of the kernels for few tokens (kFewTokens of native/backends/cuda/linear_few.cuh)."""
+
+RING_TOKENS, RING_ARCHITECTURE = 32, 90
+"""Norms go into products of so many tokens on devices that have the kernels of native/backends/cuda/linear_ring.cuh."""
 
 
 @dataclass(frozen=True)
 class _Kind:
-    """Programs of one graph. few: those of at most FEW_TOKENS tokens (True), the others (False), or all (None)."""
+    """Programs of one graph, of more than ``above`` tokens and at most ``upto``, if that is given."""
 
     graph: Graph
     weights: FrozenWeights
     adapters: bool
-    few: bool | None = None
+    above: int = 0
+    upto: int | None = None
     prefetch: int | None = None
 
     def takes(self, bucket: Bucket) -> bool:
-        return self.few is None or self.few == (bucket.tokens <= FEW_TOKENS)
+        return bucket.tokens > self.above and (self.upto is None or bucket.tokens <= self.upto)
 
     def programs(self, recipe: Any, shapes: Iterable[ServingShape]) -> Iterator[Program]:
         dtypes = self.weights.dtypes(self.graph)
@@ -104,13 +107,23 @@ class Runtime:
     def _kinds_of(self, bank: BankSpec | None) -> list[_Kind]:
         """On a device steps of few tokens have programs of their own. Quantised weights are there decoded too, or are decoded
         ahead of the products; but steps of few tokens read the blocks, which are fewer bytes."""
-        adapters, stored = bank is not None, self._stored
-        kind = _Kind(self._graph(self.weights, bank), self.weights, adapters)
+        adapters, weights, stored = bank is not None, self.weights, self._stored
+        kind = _Kind(self._graph(weights, bank), weights, adapters)
         if self.queue.backend == "cpu":
             return [kind]
-        ahead = decoding_stream(self.queue.backend) if stored is self.weights and kind.is_quantised() else None
-        few = _Kind(self._graph(stored, bank, few=True), stored, adapters, few=True)
-        return [replace(kind, few=False, prefetch=ahead), few]
+        ahead = stored is weights and kind.is_quantised()
+        normed = FEW_TOKENS if ahead else self._normed_tokens
+        few = normed if stored is weights else FEW_TOKENS
+        kinds = [replace(kind, above=normed, prefetch=decoding_stream(self.queue.backend) if ahead else None)]
+        if few < normed:
+            kinds.append(_Kind(self._graph(weights, bank, few=True), weights, adapters, few, normed))
+        return [*kinds, _Kind(self._graph(stored, bank, few=True), stored, adapters, upto=few)]
+
+    @cached_property
+    def _normed_tokens(self) -> int:
+        """Norms go into products of up to so many tokens."""
+        info = engine.device_info(self.queue.backend, self.queue.device)
+        return RING_TOKENS if info["architecture"] == RING_ARCHITECTURE else FEW_TOKENS
 
     @cached_property
     def _stored(self) -> FrozenWeights:
@@ -149,12 +162,12 @@ class Runtime:
 
     def _blocks(self, options: EngineOptions) -> int:
         """What fits beside everything else, by the plan of the largest program on a cache of one block."""
-        kind = next(kind for kind in reversed(self._kinds) if not kind.few)
+        kind = next(kind for kind in reversed(self._kinds) if kind.upto is None)
         shape = self._shape(options, sizes.buckets(options, self.context)[0], 1)
         program = next(kind.programs(self.recipe, [shape]))
         planned = engine.plan(program.to_bytes(), options.backend, self.queue.threads, options.device)
         needed = sum(planned["arenas"].values()) + planned["workspace"]
-        needed += sum(other.weight_bytes() for other in self._kinds[:2] if other.weights is not kind.weights)
+        needed += next((other.weight_bytes() for other in self._kinds if other.weights is not kind.weights), 0)
         mapped = options.backend == "cpu"  # weights that are read where their file is mapped can be dropped
         needed += sum(size for name, size in planned["external"].items() if not (mapped and name.startswith("weight.")))
         return sizes.blocks(options, self.block_bytes(), needed, sizes.sequence_blocks(self.context))
