@@ -28,7 +28,6 @@ constexpr int kRingTerms = 64;   // of a chunk: a row of 128 bytes
 constexpr int kRingGroups = 2;
 constexpr int kSumThreads = kRingGroups * kWarpgroup, kRingThreads = kSumThreads + 32;
 constexpr int kMostStages = 16, kMostSplits = 8;
-constexpr int kTogether = 2;     // chunks of a warpgroup that are normed together
 constexpr int kWeightBytes = kRingRows * kSwizzledRow;
 constexpr int kSumStride = kRingRows + 4;     // floats from token to token: lanes that store sums meet different banks
 constexpr int kQuads = kRingRows / 4;         // of a token's sums
@@ -42,7 +41,7 @@ struct RingProblem : NormedProblem {
   bool y_bf16;
   bool quads;          // four columns of y and of the addend can be moved at a time
   bool fixed;          // nothing writes the weights while programs run
-  int tiles, chunks, stages;
+  int tiles, rounds, stages;
   int splits_log2;     // of the blocks of a cluster
 };
 
@@ -50,6 +49,8 @@ struct RingProblem : NormedProblem {
 // and, of a cluster, what it is sent.
 template <int TOKENS, class X, bool normed>
 struct RingLayout {
+  static constexpr int kEach = normed ? 2 : 1;         // chunks that a warpgroup takes together
+  static constexpr int kRound = kRingGroups * kEach;   // chunks of a round; K is filled up to whole rounds, with zeros
   static constexpr int kBoxes = sizeof(X) / 2;  // of 128 bytes a token, of a chunk
   static constexpr int kTermBytes = TOKENS * kSwizzledRow * kBoxes;
   static constexpr int kStageBytes = kWeightBytes + kTermBytes;
@@ -66,7 +67,7 @@ struct RingLayout {
   }
   static constexpr int bytes(int stages, bool cluster) { return around(cluster) + stages * (kStageBytes + kFactorBytes); }
   static_assert(kTermBytes % 1024 == 0);
-  static_assert(stages(true) >= kRingGroups * kTogether);
+  static_assert(stages(true) >= kRound);
 };
 
 #if SG_HOPPER
@@ -76,7 +77,7 @@ struct Ring {
   using Layout = RingLayout<TOKENS, X, normed>;
   static constexpr int kColumns = gated ? kHalfRows : kRingRows;  // of y, of a tile
   static constexpr int kHalves = kRingRows / kColumns;            // parts of a tile that lie apart in the weight
-  static constexpr int kEach = normed ? kTogether : 1;  // chunks
+  static constexpr int kEach = Layout::kEach, kRound = Layout::kRound;
   static constexpr int kUnits = std::max(TOKENS / 16, 1);  // of 16 bytes of normed terms, that a thread makes of a chunk
 
   const RingProblem &p;
@@ -102,8 +103,9 @@ struct Ring {
     empty = full + kMostStages * 8;
     splits = 1 << p.splits_log2;
     rank = static_cast<int>(blockIdx.y);
-    first_chunk = p.chunks * rank >> p.splits_log2;
-    chunks = (p.chunks * (rank + 1) >> p.splits_log2) - first_chunk;
+    const int first_round = p.rounds * rank >> p.splits_log2;
+    first_chunk = first_round * kRound;
+    chunks = (p.rounds * (rank + 1) >> p.splits_log2) * kRound - first_chunk;
     tiles = (p.tiles - static_cast<int>(blockIdx.x) + static_cast<int>(gridDim.x) - 1) / static_cast<int>(gridDim.x);
   }
 
@@ -140,7 +142,7 @@ struct Ring {
   };
 
   __device__ uint32_t bytes_of_factors(int term) const {
-    return static_cast<uint32_t>(min(kRingTerms, static_cast<int>(p.product.k) - term) * p.norm.element_bytes());
+    return static_cast<uint32_t>(max(min(kRingTerms, static_cast<int>(p.product.k) - term), 0) * p.norm.element_bytes());
   }
   __device__ int row_of(const Place &at, int half) const {
     return at.tile * kColumns + half * static_cast<int>(p.product.n / 2);
@@ -162,7 +164,7 @@ struct Ring {
     }
     if constexpr (normed) {
       const char *from = static_cast<const char *>(p.norm.data) + term * p.norm.element_bytes();
-      copy_bytes(shared_address(factors) + at.stage * Layout::kFactorBytes, from, bytes, barrier);
+      if (bytes > 0) copy_bytes(shared_address(factors) + at.stage * Layout::kFactorBytes, from, bytes, barrier);
     }
   }
   __device__ void ask_for_terms(const void *map, const Place &at) const {
@@ -202,13 +204,13 @@ struct Ring {
   }
   __device__ static void sync_groups() { sync_warps<1, kSumThreads>(); }
 
-  // A warpgroup takes every second of the block's chunks, whatever tile they are of.
+  // A warpgroup takes every second of the block's chunks.
   struct Turn {
-    int stage, chunk;  // the latter of the tile that is being made
+    int stage, term;
     uint32_t parity = 0;
 
     __device__ void next(const Ring &r) {
-      chunk += kRingGroups;
+      term += kRingGroups * kRingTerms;
       stage += kRingGroups;
       if (stage >= r.p.stages) {
         stage -= r.p.stages;
@@ -217,27 +219,24 @@ struct Ring {
     }
   };
 
-  __device__ unsigned char *terms_of(int stage) const { return stages + stage * Layout::kStageBytes + kWeightBytes; }
-
   // What a thread has of a warpgroup's chunks of x, as it came.
   using Terms = Pack<X, 8>[kEach][kUnits];
 
-  // body(c, stage, column) for the thread's units of `count` chunks.
+  // body(c, stage, column) for the thread's units of the next chunks.
   template <class Body>
-  __device__ void with_units(Turn turn, int count, Body &&body) const {
+  __device__ void with_units(Turn turn, Body &&body) const {
     const int thread = static_cast<int>(threadIdx.x) % kWarpgroup;
     if (TOKENS < 16 && thread / 8 >= TOKENS) return;
 #pragma unroll
-    for (int c = 0; c < kEach; ++c, turn.next(*this)) {
-      if (c < count) body(c, turn.stage, (first_chunk + turn.chunk) * kRingTerms + thread % 8 * 8);
-    }
+    for (int c = 0; c < kEach; ++c, turn.next(*this)) body(c, turn.stage, turn.term + thread % 8 * 8);
   }
+  __device__ unsigned char *terms_of(int stage) const { return stages + stage * Layout::kStageBytes + kWeightBytes; }
   __device__ static int first_row() { return static_cast<int>(threadIdx.x) % kWarpgroup / 8; }
   __device__ static int own_unit() { return static_cast<int>(threadIdx.x) % 8; }
 
-  // A warpgroup makes terms of its next `count` chunks of x: bf16(x * norm weight) where they lie, zeros from K on.
-  __device__ void norm_terms(const Turn &turn, int count, int group, Terms &terms) const {
-    with_units(turn, count, [&](int c, int stage, int) {
+  // A warpgroup makes terms of its next chunks of x: bf16(x * norm weight) where they lie, zeros from K on.
+  __device__ void norm_terms(const Turn &turn, int group, Terms &terms) const {
+    with_units(turn, [&](int c, int stage, int) {
 #pragma unroll
       for (int i = 0; i < kUnits; ++i) {
         const int row = first_row() + 16 * i;
@@ -252,14 +251,14 @@ struct Ring {
     });
     if constexpr (sizeof(X) == 4) sync_group(group);  // all have read what is written over
     const bool exact = sizeof(X) == 2 && p.norm.dtype == SG_BF16 && p.norm.offset == 0.0f;
-    exact ? write_terms<true>(turn, count, terms) : write_terms<false>(turn, count, terms);
+    exact ? write_terms<true>(turn, terms) : write_terms<false>(turn, terms);
     stores_before_products();
     sync_group(group);
   }
   // in_pairs: both factors are bf16, so their product is rounded once without leaving it.
   template <bool in_pairs>
-  __device__ void write_terms(const Turn &turn, int count, const Terms &terms) const {
-    with_units(turn, count, [&](int c, int stage, int column) {
+  __device__ void write_terms(const Turn &turn, const Terms &terms) const {
+    with_units(turn, [&](int c, int stage, int column) {
       const bool inside = column < p.product.k;
       const unsigned char *own = factors + stage * Layout::kFactorBytes;
       const auto put = [&](int i, const uint4 &word) {
@@ -294,8 +293,8 @@ struct Ring {
       }
     });
   }
-  __device__ void add_squares(const Turn &turn, int count, const Terms &terms, float (&square)[kUnits]) const {
-    with_units(turn, count, [&](int c, int, int) {
+  __device__ void add_squares(const Turn &turn, const Terms &terms, float (&square)[kUnits]) const {
+    with_units(turn, [&](int c, int, int) {
 #pragma unroll
       for (int i = 0; i < kUnits; ++i) {
         float values[8], even = 0.0f, odd = 0.0f;
@@ -312,7 +311,6 @@ struct Ring {
 
   __device__ void multiply_chunk(int stage, float (&d)[TOKENS / 2]) const {
     const uint32_t weight = ring + stage * Layout::kStageBytes, terms = weight + kWeightBytes;
-    products_begin();
 #pragma unroll
     for (int i = 0; i < kRingTerms / 16; ++i) {
       multiply_tiles(d, tile_descriptor(weight) + 2 * i, tile_descriptor(terms) + 2 * i);
@@ -322,23 +320,26 @@ struct Ring {
   // A warpgroup's chunks of a tile: it holds no more than it takes together, which the ring has room for. Squares are added
   // up while the products are under way.
   __device__ void multiply(int group, Turn &turn, float (&d)[TOKENS / 2], float (&square)[kUnits]) const {
+    const auto with_chunks = [&](auto &&body) {
+      Turn each = turn;
+#pragma unroll
+      for (int c = 0; c < kEach; ++c, each.next(*this)) body(each);
+      return each;
+    };
 #pragma unroll 1
-    while (turn.chunk < chunks) {
-      const int count = min(kEach, (chunks - turn.chunk + kRingGroups - 1) / kRingGroups);
-      Turn next = turn;
-      for (int c = 0; c < count; ++c, next.next(*this)) barrier_wait(full + 8 * next.stage, next.parity);
+    for (int done = 0; done < chunks; done += kRound) {
+      with_chunks([&](const Turn &each) { barrier_wait(full + 8 * each.stage, each.parity); });
       Terms terms;
-      if constexpr (normed) norm_terms(turn, count, group, terms);
-      next = turn;
-      for (int c = 0; c < count; ++c, next.next(*this)) multiply_chunk(next.stage, d);
+      if constexpr (normed) norm_terms(turn, group, terms);
+      products_begin();
+      with_chunks([&](const Turn &each) { multiply_chunk(each.stage, d); });
       products_commit();
-      if constexpr (normed) add_squares(turn, count, terms, square);
+      if constexpr (normed) add_squares(turn, terms, square);
       products_wait();
-      for (int c = 0; c < count; ++c, turn.next(*this)) {
-        if (lane_index() == 0) barrier_arrive(empty + 8 * turn.stage);
-      }
+      turn = with_chunks([&](const Turn &each) {
+        if (lane_index() == 0) barrier_arrive(empty + 8 * each.stage);
+      });
     }
-    turn.chunk -= chunks;
   }
 
   // body(float of shared memory, sum) for each sum that this thread has.
@@ -465,14 +466,15 @@ struct Ring {
 
   // By the two warpgroups.
   __device__ void make_tiles() const {
-    const int group = static_cast<int>(threadIdx.x) / kWarpgroup;
-    Turn turn{group, group};
+    const int group = static_cast<int>(threadIdx.x) / kWarpgroup, first_term = (first_chunk + group) * kRingTerms;
+    Turn turn{group, first_term};
     if (splits > 1) wait_until_ready();
     wait_for_kernels_ahead();
     int tile = static_cast<int>(blockIdx.x);
     for (int made = 0; made < tiles; ++made, tile += static_cast<int>(gridDim.x)) {
       if (made > 0) sync_groups();  // the sums of the tile before have been read
       float d[TOKENS / 2] = {}, square[kUnits] = {};
+      turn.term = first_term;
       multiply(group, turn, d, square);
       leave_sums(group, d, square);
       if (splits > 1) send_sums();
@@ -515,16 +517,16 @@ int32_t launch_ring(const sg_call *call, RingProblem &p, const sg_tensor *x, con
   }
   const int units = device().units;
   p.tiles = static_cast<int>(ceil_div(gated ? p.product.n / 2 : p.product.n, kColumns));
-  p.chunks = static_cast<int>(ceil_div(p.product.k, kRingTerms));
+  p.rounds = static_cast<int>(ceil_div(p.product.k, kRingTerms * Layout::kRound));
   p.splits_log2 = 0;
   int splits = 1;
-  while (splits < kMostSplits && 4 * splits * p.tiles <= 3 * units && p.chunks / (2 * splits) >= kLeastChunks) {
+  while (splits < kMostSplits && 4 * splits * p.tiles <= 3 * units && p.rounds * Layout::kRound / (2 * splits) >= kLeastChunks) {
     splits *= 2;
     ++p.splits_log2;
   }
   const int blocks = splits > 1 ? p.tiles : std::min(p.tiles, kRingBlocks * units);
-  const int64_t most = ceil_div(p.tiles, blocks) * ceil_div(p.chunks, splits);
-  p.stages = static_cast<int>(std::clamp<int64_t>(most, kRingGroups, Layout::stages(splits > 1)));
+  const int64_t most = ceil_div(p.tiles, blocks) * ceil_div(p.rounds, splits) * Layout::kRound;
+  p.stages = static_cast<int>(std::min<int64_t>(most, Layout::stages(splits > 1)));
   const int bytes = Layout::bytes(p.stages, splits > 1);
   const auto kernel = linear_ring<TOKENS, X, normed, gated>;
   cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
