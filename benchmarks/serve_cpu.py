@@ -5,7 +5,7 @@
 
 Each server runs alone, in a process of its own, on the same threads; `surogate bench serve` loads both. One line of JSON
 a measurement: 1 and 8 clients, and, as "turn", the time to the first token of a prompt that is new and of the same prompt
-with 32 tokens behind it. "share" says how much of the cores the server had while it was loaded: lines below 0.85 do not count.
+with 8 or 32 tokens behind it. "share" says how much of the cores the server had while it was loaded: lines below 0.85 do not count.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import json
 import os
 import random
 import socket
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -31,6 +32,8 @@ from common import emit, wait_until_quiet
 SUROGATE = [sys.executable, "-c", "from surogate_core.cli import main; main()"]
 """`surogate`, also where its script is not installed."""
 MODEL = "served"
+MORE = (8, 32)
+"""Tokens of a second turn."""
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -107,7 +110,8 @@ def measure(server: str, url: str, process: subprocess.Popen[bytes], turn: int, 
         result = json.loads(done.stdout.splitlines()[-1])
         share = (processor_seconds(process.pid) - before) / (result["seconds"] * arguments.threads)
         emit("serve_cpu", result | {"share": round(share, 3)}, clients=clients, **facts)
-    emit("serve_cpu", second_turn(url, arguments.prompt, turn), clients=1, kind="turn", **facts)
+    for more in MORE:
+        emit("serve_cpu", second_turn(url, arguments.prompt, more, turn), clients=1, kind="turn", **facts)
 
 
 def processor_seconds(pid: int) -> float:
@@ -115,13 +119,16 @@ def processor_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / TICKS
 
 
-def second_turn(url: str, tokens: int, seed: int) -> dict[str, float]:
-    """Milliseconds to the first token of a new prompt, and of one that begins with it."""
-    generator = random.Random(1000 + seed)
-    first = [generator.randrange(1000, 20000) for _ in range(tokens)]
-    new = first_token(url, first)
-    again = first_token(url, first + [generator.randrange(1000, 20000) for _ in range(32)])
-    return {"new_ms": round(new, 2), "again_ms": round(again, 2), "faster": round(new / again, 2)}
+def second_turn(url: str, tokens: int, more: int, seed: int) -> dict[str, float]:
+    """Milliseconds to the first token of a new prompt, and of one that has ``more`` tokens behind it; medians of five."""
+    generator = random.Random(1000 * more + seed)
+    new, again = [], []
+    for _ in range(5):
+        prompt = [generator.randrange(1000, 20000) for _ in range(tokens)]
+        new.append(first_token(url, prompt))
+        again.append(first_token(url, prompt + [generator.randrange(1000, 20000) for _ in range(more)]))
+    first, second = statistics.median(new), statistics.median(again)
+    return {"more": more, "new_ms": round(first, 2), "again_ms": round(second, 2), "faster": round(first / second, 2)}
 
 
 def first_token(url: str, prompt: list[int]) -> float:
