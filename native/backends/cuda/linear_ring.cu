@@ -12,7 +12,7 @@ bool read_ring(const sg_call *call, RingProblem *p) {
 
 int32_t supports(const sg_call *call) {
   RingProblem p;
-  return read_ring(call, &p) ? 25 : 0;
+  return read_ring(call, &p) ? 35 : 0;
 }
 
 int32_t run(const sg_call *call) {

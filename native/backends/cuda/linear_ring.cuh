@@ -45,8 +45,8 @@ struct RingProblem : NormedProblem {
   int splits_log2;     // of the blocks of a cluster
 };
 
-// How a block lays out its shared memory, behind a multiple of 1024 bytes: stages, their norm weights, sums, squares, barriers,
-// and, of a cluster, what it is sent.
+// How a block lays out its shared memory: stages, their norm weights, sums, squares, barriers. A block of a cluster makes one
+// tile: where others have sums it has what it is sent, and leaves its own where the second warpgroup's first stage was. A stage is always the same warpgroup's, so their number is even: a barrier tells one phase from the next, and no more.
 template <int TOKENS, class X, bool normed>
 struct RingLayout {
   static constexpr int kEach = normed ? 2 : 1;         // chunks that a warpgroup takes together
@@ -58,15 +58,16 @@ struct RingLayout {
   static constexpr int kSumBytes = TOKENS * kSumStride * 4;
   static constexpr int kSquareBytes = normed ? kRingGroups * TOKENS * 4 : 0;
   static constexpr int kBarrierBytes = (2 * kMostStages + 1) * 8 + 8;
-  static constexpr int kSentSums = TOKENS * kRingRows * 4, kSentBytes = kSentSums + (normed ? kMostSplits * TOKENS * 4 : 0);
+  static constexpr int kSentSums = TOKENS * kRingRows * 4, kSentSquares = normed ? kMostSplits * TOKENS * 4 : 0;
   static constexpr int around(bool cluster) {
-    return 1024 + kSumBytes + kSquareBytes + kBarrierBytes + (cluster ? kSentBytes : 0);
+    return (cluster ? kSentSums + kSentSquares : kSumBytes) + kSquareBytes + kBarrierBytes;
   }
   static constexpr int stages(bool cluster) {
-    return std::min(kMostStages, (kRingShared - around(cluster)) / (kStageBytes + kFactorBytes));
+    const int room = (kRingShared - around(cluster)) / (kStageBytes + kFactorBytes);
+    return std::min(kMostStages, room / kRingGroups * kRingGroups);
   }
   static constexpr int bytes(int stages, bool cluster) { return around(cluster) + stages * (kStageBytes + kFactorBytes); }
-  static_assert(kTermBytes % 1024 == 0);
+  static_assert(kTermBytes % 1024 == 0 && kSumBytes <= kStageBytes);
   static_assert(stages(true) >= kRound);
 };
 
@@ -90,18 +91,20 @@ struct Ring {
   int splits, rank, first_chunk, chunks, tiles;
 
   __device__ Ring(const RingProblem &problem, unsigned char *shared) : p(problem) {
-    stages = shared + (1024 - shared_address(shared) % 1024) % 1024;
+    if (shared_address(shared) % 1024 != 0) __trap();  // swizzled tiles are aligned to that
+    stages = shared;
     factors = stages + p.stages * Layout::kStageBytes;
-    sums = reinterpret_cast<float *>(factors + p.stages * Layout::kFactorBytes);
-    squares = sums + TOKENS * kSumStride;
-    unsigned char *barriers = reinterpret_cast<unsigned char *>(squares) + Layout::kSquareBytes;
+    splits = 1 << p.splits_log2;
+    unsigned char *const results = factors + p.stages * Layout::kFactorBytes;
+    sent = reinterpret_cast<float4 *>(results);
+    sent_squares = reinterpret_cast<float *>(results + Layout::kSentSums);
+    sums = reinterpret_cast<float *>(splits > 1 ? stages + Layout::kStageBytes : results);
+    squares = reinterpret_cast<float *>(results + (splits > 1 ? Layout::kSentSums + Layout::kSentSquares : Layout::kSumBytes));
+    unsigned char *const barriers = reinterpret_cast<unsigned char *>(squares) + Layout::kSquareBytes;
     inbox = reinterpret_cast<Inbox *>(barriers) + 2 * kMostStages;
-    sent = reinterpret_cast<float4 *>(barriers + Layout::kBarrierBytes);
-    sent_squares = reinterpret_cast<float *>(sent) + Layout::kSentSums / 4;
     ring = shared_address(stages);
     full = shared_address(barriers);
     empty = full + kMostStages * 8;
-    splits = 1 << p.splits_log2;
     rank = static_cast<int>(blockIdx.y);
     const int first_round = p.rounds * rank >> p.splits_log2;
     first_chunk = first_round * kRound;
