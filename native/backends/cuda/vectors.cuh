@@ -113,6 +113,12 @@ inline cudaLaunchAttribute launch_ahead_attribute() {
   ahead.val.programmaticStreamSerializationAllowed = 1;
   return ahead;
 }
+// A multiprocessor divides its memory into cache and shared memory anew only when it is empty: kernels that are there
+// together ask for the same division.
+template <class Kernel>
+inline void share_memory_as_all(Kernel kernel) {
+  cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
+}
 // Launches a kernel that begins with wait_for_kernels_ahead(). Errors are those that `launched` reports.
 template <class... Parameters, class... Arguments>
 inline void launch_ahead(const sg_call *call, dim3 blocks, dim3 threads, size_t shared_bytes,
@@ -125,6 +131,7 @@ inline void launch_ahead(const sg_call *call, dim3 blocks, dim3 threads, size_t 
   config.stream = stream(call);
   config.attrs = &ahead;
   config.numAttrs = device().architecture >= 90 ? 1 : 0;
+  share_memory_as_all(kernel);
   cudaLaunchKernelEx(&config, kernel, arguments...);
 }
 #endif
