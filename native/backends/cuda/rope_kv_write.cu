@@ -159,7 +159,7 @@ __device__ inline void finish(const Shape &shape, const Tensors<T, C> &at, const
 template <class T, class C, int V, bool interleaved, bool normed>
 __global__ void __launch_bounds__(kThreads, normed ? 4 : 5)
     rope_kv_write_kernel(Shape shape, Tensors<T, C> at, Indices indices, Norms norms) {
-  wait_for_kernels_ahead();
+  wait_alone_for_kernels_ahead();
   const int64_t token = static_cast<int64_t>(blockIdx.x) * blockDim.z + threadIdx.z;
   const int head = static_cast<int>(blockIdx.y * blockDim.y + threadIdx.y);
   const bool exists = token < shape.tokens && head < shape.query_heads + 2 * shape.heads;
@@ -197,7 +197,7 @@ template <class T, class C, bool interleaved>
 __global__ void __launch_bounds__(kThreads)
     rope_kv_write_wide(Shape shape, Tensors<T, C> at, Indices indices, Norms norms) {
   __shared__ float scratch[32];
-  wait_for_kernels_ahead();
+  wait_alone_for_kernels_ahead();
   const int64_t token = blockIdx.x;
   const int head = static_cast<int>(blockIdx.y), lane = static_cast<int>(threadIdx.x);
   const Part<1, interleaved> own(shape, true, head, lane);

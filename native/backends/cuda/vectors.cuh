@@ -100,11 +100,20 @@ __device__ inline float not_a_number() { return __int_as_float(0x7fffffff); }
 // Kernels of launch_ahead: every thread calls this first. The kernel behind may be brought to the multiprocessors as
 // soon as this one's blocks leave room, and this one goes on when all that is ahead in the stream is done and seen.
 // So the microsecond or two that a launch takes passes while the kernel ahead still runs.
+//
+// Alone: the kernel behind comes when this one's blocks are done. For what stands behind a kernel with much shared memory
+// and ahead of one whose loads go through the first-level cache, where those under way take room: a multiprocessor divides
+// its memory between the two anew only when it is empty.
+__device__ inline void wait_alone_for_kernels_ahead() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
 __device__ inline void wait_for_kernels_ahead() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-  asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
+  wait_alone_for_kernels_ahead();
 }
 
 inline cudaLaunchAttribute launch_ahead_attribute() {
@@ -112,12 +121,6 @@ inline cudaLaunchAttribute launch_ahead_attribute() {
   ahead.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   ahead.val.programmaticStreamSerializationAllowed = 1;
   return ahead;
-}
-// A multiprocessor divides its memory into cache and shared memory anew only when it is empty: kernels that are there
-// together ask for the same division.
-template <class Kernel>
-inline void share_memory_as_all(Kernel kernel) {
-  cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
 }
 // Launches a kernel that begins with wait_for_kernels_ahead(). Errors are those that `launched` reports.
 template <class... Parameters, class... Arguments>
@@ -131,7 +134,6 @@ inline void launch_ahead(const sg_call *call, dim3 blocks, dim3 threads, size_t 
   config.stream = stream(call);
   config.attrs = &ahead;
   config.numAttrs = device().architecture >= 90 ? 1 : 0;
-  share_memory_as_all(kernel);
   cudaLaunchKernelEx(&config, kernel, arguments...);
 }
 #endif
