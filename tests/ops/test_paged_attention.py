@@ -155,7 +155,7 @@ def test_what_lies_outside_becomes_nan_and_nothing_else():
 
 def test_bits_of_a_lone_token_do_not_depend_on_the_call():
     lengths = [5, 640, 1500, 33] + [20 + i for i in range(140)]
-    for kv_heads, head_dim in ((2, 64), (8, 128), (4, 256)):
+    for kv_heads, head_dim in ((2, 64), (8, 128), (4, 256), (1, 256)):
         cache = Cache(lengths, kv_heads, head_dim)
         alone = [(s, lengths[s] - 1, 1) for s in range(4)]
         few = Call(cache, alone, 4).run()
@@ -172,6 +172,22 @@ def test_bits_of_a_run_do_not_depend_on_its_place(head_dim):
     first = Call(cache, [(0, 600, 100)], 4).run()
     second = Call(cache, [(1, 29, 1), (2, 30, 1), (0, 600, 100)], 4).run()
     assert first.tobytes() == second[2:].tobytes()
+
+
+@pytest.mark.parametrize(("kv_heads", "group", "head_dim"), SHAPES)
+def test_bits_of_tokens_by_batches_are_those_of_whole_tokens(kv_heads, group, head_dim):
+    """Every number of batches, beside padding and unknown tokens; calls of more than 128 tokens have one block for each."""
+    lengths = [1, 17, *range(40, 1100, 63), 2300]
+    cache = Cache(lengths, kv_heads, head_dim)
+    tokens = [(s, length - 1, 1) for s, length in enumerate(lengths)]
+    whole = Call(cache, [*tokens, (-1, 0, 128)], group, lone=1).run()
+    for some in (tokens[:3], tokens[-2:], [(-1, 0, 1), *tokens[:12]], tokens):
+        found = Call(cache, some, group, lone=1).run()
+        at = [s for s, _, _ in some]
+        assert found[[s >= 0 for s in at]].tobytes() == whole[[s for s in at if s >= 0]].tobytes()
+        assert not found[[s < 0 for s in at]].any()
+    windowed = [Call(cache, [*tokens, (-1, 0, count)], group, lone=1, window=300).run()[: len(tokens)] for count in (1, 128)]
+    assert windowed[0].tobytes() == windowed[1].tobytes()
 
 
 def test_prompts_of_several_sequences():

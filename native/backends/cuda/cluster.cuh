@@ -10,6 +10,7 @@
 namespace sg::cuda {
 
 inline bool has_clusters() { return device().architecture >= 90; }
+constexpr int kPortableCluster = 8;  // blocks, on all of these devices
 
 // A block's count of the bytes that came, in its shared memory.
 using Inbox = uint64_t;
@@ -18,15 +19,23 @@ __device__ inline uint32_t inbox_address(const void *own) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(own));
 }
 
-// By one thread: `bytes` will be sent to this block.
-__device__ inline void open_inbox(Inbox *inbox, uint32_t bytes) {
+// By one thread: this block can be sent to. It says once how many bytes there will be; some may have come by then.
+__device__ inline void open_inbox(Inbox *inbox) {
 #if __CUDA_ARCH__ >= 900
-  asm volatile(
-      "mbarrier.init.shared::cta.b64 [%0], 1;\n\tfence.mbarrier_init.release.cluster;\n\t"
-      "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(inbox_address(inbox)),
-      "r"(bytes)
-      : "memory");
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;\n\tfence.mbarrier_init.release.cluster;" ::"r"(
+                   inbox_address(inbox))
+               : "memory");
 #endif
+}
+__device__ inline void expect_bytes(Inbox *inbox, uint32_t bytes) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(inbox_address(inbox)), "r"(bytes)
+               : "memory");
+#endif
+}
+__device__ inline void open_inbox(Inbox *inbox, uint32_t bytes) {
+  open_inbox(inbox);
+  expect_bytes(inbox, bytes);
 }
 
 // Every thread of every block calls the first when its inbox is open and its block reads no more of what others will put
@@ -49,6 +58,15 @@ __device__ inline void send(float value, const float *own, const Inbox *inbox, i
       "{\n\t.reg .b32 to, count;\n\tmapa.shared::cluster.u32 to, %1, %3;\n\tmapa.shared::cluster.u32 count, %2, %3;\n\t"
       "st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [to], %0, [count];\n\t}" ::"f"(value),
       "r"(inbox_address(own)), "r"(inbox_address(inbox)), "r"(rank)
+      : "memory");
+#endif
+}
+__device__ inline void send(const float2 &value, const float2 *own, const Inbox *inbox, int rank) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "{\n\t.reg .b32 to, count;\n\tmapa.shared::cluster.u32 to, %2, %4;\n\tmapa.shared::cluster.u32 count, %3, %4;\n\t"
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [to], {%0, %1}, [count];\n\t}" ::"f"(value.x),
+      "f"(value.y), "r"(inbox_address(own)), "r"(inbox_address(inbox)), "r"(rank)
       : "memory");
 #endif
 }
@@ -77,10 +95,12 @@ __device__ inline void wait_for_inbox(const Inbox *inbox) {
 #endif
 }
 
-// launch_ahead with `cluster` blocks along the grid's second axis, of which they are a divisor, as one cluster each.
+// launch_ahead with `cluster` blocks along the grid's second axis, of which they are a divisor, as one cluster each. More
+// than kPortableCluster only where the device is known to hold them.
 template <class... Parameters, class... Arguments>
 inline void launch_clusters_ahead(const sg_call *call, dim3 blocks, unsigned cluster, dim3 threads, size_t shared_bytes,
                                   void (*kernel)(Parameters...), Arguments... arguments) {
+  if (cluster > kPortableCluster) cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
   cudaLaunchAttribute attributes[2] = {launch_ahead_attribute(), {}};
   attributes[1].id = cudaLaunchAttributeClusterDimension;
   attributes[1].val.clusterDim.x = attributes[1].val.clusterDim.z = 1;

@@ -11,8 +11,8 @@
 // The keys of a token are cut into splits. Those that a block's warps make at a time, a batch, are folded in shared
 // memory, and batches into the result, both in their order. Where keys are cut depends on the position and on the
 // number of key-value heads alone, and a fold is the same arithmetic wherever it is done: a token's bits depend on it
-// and on its keys, never on the other tokens of the call. With few tokens the batches are blocks all over the device,
-// that leave their sums in the workspace for paged_combine; with many, a block makes all batches of a token.
+// and on its keys, never on the other tokens of the call. With few tokens the batches are blocks all over the device
+// (paged_attention_batches.cuh); with many, a block makes all batches of a token.
 #pragma once
 
 #include "attention_common.cuh"

@@ -6,7 +6,7 @@
 // those that say that every token is of another sequence (attribute `lone`). So a token's bits are the same in all
 // calls in which it stands alone, and in all in which it belongs to a run or to none.
 #include "paged_attention.h"
-#include "paged_attention_decode.cuh"
+#include "paged_attention_batches.cuh"
 #include "paged_attention_runs.cuh"
 
 namespace sg::cuda {
@@ -28,122 +28,6 @@ inline int token_blocks(int64_t kv_heads) {
 // Whether a block makes a whole token of one key-value head. The workspace then holds no batches.
 inline bool makes_whole_tokens(int tokens, int64_t kv_heads) {
   return tokens > kTokenBlocks || (tokens > kMostLoneTokens && tokens * kv_heads >= kEnoughBlocks);
-}
-
-// Batches of the most keys that a token may see, and of any token.
-inline int64_t batches_of_table(const PagedProblem &p) {
-  int64_t tiles = p.max_blocks * p.block_size / kTileKeys;
-  if (p.window > 0) tiles = std::min(tiles, p.window / kTileKeys + 2);
-  const int64_t splits = std::min<int64_t>(ceil_div(tiles, kLeastTiles), most_splits(p));
-  return std::max<int64_t>(ceil_div(splits, batch_splits(p.head_dim)), 1);
-}
-__host__ __device__ inline int most_batches(const PagedProblem &p) {
-  return most_splits(p) / batch_splits(p.head_dim);
-}
-
-// Bytes of a split in shared memory: sums of every head, and their weights.
-__host__ __device__ inline int split_bytes(const PagedProblem &p) {
-  const int bytes = p.group * (p.head_dim * static_cast<int>(sizeof(float)) + static_cast<int>(sizeof(SplitWeights)));
-  return (bytes + 15) / 16 * 16;
-}
-
-inline size_t weights_bytes(const PagedProblem &p, int tokens) {
-  const size_t bytes = static_cast<size_t>(tokens) * p.heads * most_batches(p) * sizeof(SplitWeights);
-  return (bytes + 255) / 256 * 256;
-}
-
-// A batch of `splits`, which the block's warps left in shared memory, folded: elements [4 i, 4 i + 4) of its sums.
-template <int DIM>
-__device__ __forceinline__ float4 fold_batch(const PagedProblem &p, const unsigned char *left, int splits, int i,
-                                             SplitWeights *weights) {
-  Fold fold;
-  float4 sum = {};
-  for (int split = 0; split < splits; ++split, left += split_bytes(p)) {
-    const float *const sums = reinterpret_cast<const float *>(left);
-    const SplitWeights *const of_split = reinterpret_cast<const SplitWeights *>(sums + p.group * DIM);
-    float before, after;
-    fold.add(of_split[4 * i / DIM], &before, &after);
-    sum = folded(sum, before, reinterpret_cast<const float4 *>(sums)[i], after);
-  }
-  *weights = {fold.peak, fold.total};
-  return sum;
-}
-
-// Tokens whose batches are blocks: block (kv head, token, batch).
-template <int DIM, int COLUMNS>
-__global__ void __launch_bounds__(kDecodeThreads, COLUMNS == 1 ? 3 : 2)
-    paged_splits(PagedProblem p, PagedIndices at, PagedTensors t, int tokens, bool has_runs, float *sums,
-                 SplitWeights *weights) {
-  using Warp = DecodeWarp<DIM, COLUMNS>;
-  extern __shared__ __align__(16) unsigned char shared[];
-  __shared__ float4 halves[Warp::kShared];
-  wait_for_kernels_ahead();
-  const int kv_head = blockIdx.x, token = blockIdx.y, batch = blockIdx.z;
-  const int sequence = at.sequence_ids[token], position = at.positions[token];
-  if (!is_known(p, sequence, position) || (has_runs && !is_alone(p, at, tokens, token))) return;
-  const KeySplits cut(p, position);
-  const int splits = min(cut.splits - batch * Warp::kSplits, Warp::kSplits), own = Warp::own_split();
-  if (splits <= 0) return;
-  if (own < splits) {
-    const LogitFactors factors(p);
-    const PagedHead head = t.head(p, at, kv_head, sequence);
-    const int split = batch * Warp::kSplits + own;
-    Warp warp;
-    warp.load_queries(t.q + token * p.q_stride + kv_head * p.group * DIM, p.group);
-    warp.start(head, cut, split, cut.splits);
-    warp.see(factors, head, cut, split, cut.splits, halves);
-    float *const left = reinterpret_cast<float *>(shared + own * split_bytes(p));
-    warp.leave(left, reinterpret_cast<SplitWeights *>(left + p.group * DIM), p.group, factors);
-  }
-  __syncthreads();
-  const int64_t pair = static_cast<int64_t>(token) * gridDim.x + kv_head;
-  const int64_t place = (pair * most_batches(p) + batch) * p.group;  // of the first head
-  for (int i = threadIdx.x; i < p.group * DIM / 4; i += kDecodeThreads) {
-    SplitWeights of_batch;
-    reinterpret_cast<float4 *>(sums + place * DIM)[i] = fold_batch<DIM>(p, shared, splits, i, &of_batch);
-    if (4 * i % DIM == 0) weights[place + 4 * i / DIM] = of_batch;
-  }
-}
-
-// What paged_splits left, folded: block (head, token), a thread for each dimension.
-template <int DIM>
-__global__ void __launch_bounds__(DIM)
-    paged_combine(PagedProblem p, PagedIndices at, int tokens, bool has_runs, const float *sums,
-                  const SplitWeights *weights, bf16 *o) {
-  constexpr int kTogether = 8;
-  wait_for_kernels_ahead();
-  const int head = blockIdx.x, token = blockIdx.y, d = threadIdx.x;
-  const int sequence = at.sequence_ids[token], position = at.positions[token];
-  if (has_runs && !is_alone(p, at, tokens, token)) return;
-  bf16 *to = o + token * p.o_stride + head * DIM + d;
-  if (!is_known(p, sequence, position)) {
-    *to = from_float<bf16>(sequence < 0 ? 0.0f : not_a_number());
-    return;
-  }
-  const int batches = (KeySplits(p, position).splits + batch_splits(DIM) - 1) / batch_splits(DIM);
-  const int64_t pair = static_cast<int64_t>(token) * (p.heads / p.group) + head / p.group;
-  const int64_t place = pair * most_batches(p) * p.group + head % p.group;
-  Fold fold;
-  float sum = 0.0f;
-  for (int first = 0; first < batches; first += kTogether) {
-    SplitWeights of_batch[kTogether];
-    float values[kTogether];
-#pragma unroll
-    for (int i = 0; i < kTogether; ++i) {
-      const int64_t from = place + static_cast<int64_t>(min(first + i, batches - 1)) * p.group;
-      of_batch[i] = weights[from];
-      values[i] = sums[from * DIM + d];
-    }
-#pragma unroll
-    for (int i = 0; i < kTogether; ++i) {
-      if (first + i < batches) {
-        float before, after;
-        fold.add(of_batch[i], &before, &after);
-        sum = folded(sum, before, values[i], after);
-      }
-    }
-  }
-  *to = from_float<bf16>(sum / fold.total);
 }
 
 // Batches that a block folded, in shared memory: each thread owns four neighbours out of every 512, which nobody else
@@ -213,11 +97,9 @@ __device__ __forceinline__ void make_any_token(const PagedProblem &p, const Page
                                                int token, int kv_head, unsigned char *shared, float4 *halves) {
   if (is_known(p, at.sequence_ids[token], at.positions[token])) {
     make_token<DIM, COLUMNS>(p, at, t, token, kv_head, shared, halves);
-    return;
+  } else {
+    leave_nothing<DIM>(p, at, t, token, kv_head);
   }
-  bf16 *const to = t.o + token * p.o_stride + static_cast<int64_t>(kv_head) * p.group * DIM;
-  const bf16 nothing = from_float<bf16>(at.sequence_ids[token] < 0 ? 0.0f : not_a_number());
-  for (int i = threadIdx.x; i < p.group * DIM; i += kDecodeThreads) to[i] = nothing;
 }
 
 // Those of the tokens first, first + step, ... that stand alone, or all of them where no token belongs to a run, for
@@ -272,20 +154,6 @@ int lone_bytes(const PagedProblem &p) {
   return folded_bytes(p) + 2 * batch_splits(DIM) * split_bytes(p);
 }
 
-// Kernels that leave batches of lone tokens in the workspace, and fold them.
-template <int DIM, int COLUMNS>
-void launch_splits(const sg_call *call, const PagedProblem &p, const PagedTensors &t, int tokens, bool has_runs) {
-  const PagedIndices at = paged_indices(call);
-  SplitWeights *const weights = static_cast<SplitWeights *>(call->workspace);
-  float *const sums = reinterpret_cast<float *>(static_cast<char *>(call->workspace) + weights_bytes(p, tokens));
-  const dim3 blocks(static_cast<unsigned>(p.heads / p.group), static_cast<unsigned>(tokens),
-                    static_cast<unsigned>(batches_of_table(p)));
-  launch_ahead(call, blocks, kDecodeThreads, static_cast<size_t>(batch_splits(DIM) * split_bytes(p)),
-               paged_splits<DIM, COLUMNS>, p, at, t, tokens, has_runs, sums, weights);
-  launch_ahead(call, dim3(static_cast<unsigned>(p.heads), static_cast<unsigned>(tokens)), DIM, 0, paged_combine<DIM>, p,
-               at, tokens, has_runs, static_cast<const float *>(sums), static_cast<const SplitWeights *>(weights), t.o);
-}
-
 template <int DIM, int COLUMNS>
 void launch_tokens(const sg_call *call, const PagedProblem &p, const PagedTensors &t, int tokens) {
   const auto kernel = paged_tokens<DIM, COLUMNS>;
@@ -314,7 +182,7 @@ template <int DIM, int COLUMNS>
 void launch(const sg_call *call, const PagedProblem &p, const PagedTensors &t, int tokens) {
   const bool has_runs = tokens > kMostLoneTokens && attr_int(call, "lone", 0) == 0;
   const bool whole = makes_whole_tokens(tokens, p.heads / p.group);
-  if (!whole) launch_splits<DIM, COLUMNS>(call, p, t, tokens, has_runs);
+  if (!whole) launch_batches<DIM, COLUMNS>(call, p, t, tokens, has_runs);
   if (has_runs) {
     launch_mixed<DIM, COLUMNS>(call, p, t, tokens, whole);
   } else if (whole) {
@@ -348,9 +216,7 @@ int32_t supports(const sg_call *call) {
 size_t workspace(const sg_call *call) {
   const PagedProblem p = paged_problem(call);
   const int tokens = static_cast<int>(input(call, 0)->shape[0]);
-  if (makes_whole_tokens(tokens, p.heads / p.group)) return 0;
-  const size_t batches = static_cast<size_t>(tokens) * p.heads * most_batches(p);
-  return weights_bytes(p, tokens) + batches * p.head_dim * sizeof(float);
+  return makes_whole_tokens(tokens, p.heads / p.group) ? 0 : batches_workspace(p, tokens);
 }
 
 int32_t run(const sg_call *call) {

@@ -1,0 +1,292 @@
+// Tokens of their own, of which a block makes one batch of splits (paged_attention_decode.cuh): for calls with so few
+// tokens that one block for each and key-value head would leave the device empty.
+//
+// On devices that have them the blocks of a token and key-value head are a cluster, and one kernel does it all: each
+// block owns a share of the result's elements, of which every block sends it its batches' sums. Elsewhere the sums go
+// through the workspace, and a second kernel folds them. Both fold batches in their order, with the same bits.
+#pragma once
+
+#include "cluster.cuh"
+#include "paged_attention_decode.cuh"
+
+namespace sg::cuda {
+
+__host__ __device__ inline int most_batches(const PagedProblem &p) { return most_splits(p) / batch_splits(p.head_dim); }
+
+// Batches of the most keys that a token may see.
+inline int batches_of_table(const PagedProblem &p) {
+  int64_t tiles = p.max_blocks * p.block_size / kTileKeys;
+  if (p.window > 0) tiles = std::min(tiles, p.window / kTileKeys + 2);
+  const int64_t splits = std::min<int64_t>(ceil_div(tiles, kLeastTiles), most_splits(p));
+  return static_cast<int>(std::max<int64_t>(ceil_div(splits, batch_splits(p.head_dim)), 1));
+}
+template <int DIM>
+__device__ inline int batches_of(const KeySplits &cut) {
+  return (cut.splits + batch_splits(DIM) - 1) / batch_splits(DIM);
+}
+
+// Bytes of a split in shared memory: sums of every head, and their weights.
+__host__ __device__ inline int split_bytes(const PagedProblem &p) {
+  const int bytes = p.group * (p.head_dim * static_cast<int>(sizeof(float)) + static_cast<int>(sizeof(SplitWeights)));
+  return (bytes + 15) / 16 * 16;
+}
+
+// A batch of `splits`, which the block's warps left in shared memory, folded: elements [4 i, 4 i + 4) of its sums.
+template <int DIM>
+__device__ __forceinline__ float4 fold_batch(const PagedProblem &p, const unsigned char *left, int splits, int i,
+                                             SplitWeights *weights) {
+  Fold fold;
+  float4 sum = {};
+  for (int split = 0; split < splits; ++split, left += split_bytes(p)) {
+    const float *const sums = reinterpret_cast<const float *>(left);
+    const SplitWeights *const of_split = reinterpret_cast<const SplitWeights *>(sums + p.group * DIM);
+    float before, after;
+    fold.add(of_split[4 * i / DIM], &before, &after);
+    sum = folded(sum, before, reinterpret_cast<const float4 *>(sums)[i], after);
+  }
+  *weights = {fold.peak, fold.total};
+  return sum;
+}
+
+// A batch of a token, by one block: take(i, sum, weights) gets elements [4 i, 4 i + 4) of its sums from the thread that
+// folded them. `shared` is read until the end.
+template <int DIM, int COLUMNS, class Take>
+__device__ __forceinline__ void make_batch(const PagedProblem &p, const PagedHead &head, const bf16 *q,
+                                           const KeySplits &cut, int batch, unsigned char *shared, float4 *halves,
+                                           Take &&take) {
+  using Warp = DecodeWarp<DIM, COLUMNS>;
+  const int splits = min(cut.splits - batch * Warp::kSplits, Warp::kSplits), own = Warp::own_split();
+  if (own < splits) {
+    const LogitFactors factors(p);
+    const int split = batch * Warp::kSplits + own;
+    Warp warp;
+    warp.load_queries(q, p.group);
+    warp.start(head, cut, split, cut.splits);
+    warp.see(factors, head, cut, split, cut.splits, halves);
+    float *const left = reinterpret_cast<float *>(shared + own * split_bytes(p));
+    warp.leave(left, reinterpret_cast<SplitWeights *>(left + p.group * DIM), p.group, factors);
+  }
+  __syncthreads();
+  for (int i = threadIdx.x; i < p.group * DIM / 4; i += kDecodeThreads) {
+    SplitWeights of_batch;
+    const float4 sum = fold_batch<DIM>(p, shared, splits, i, &of_batch);
+    take(i, sum, of_batch);
+  }
+}
+
+// Of a token that sees nothing: 0 for padding, NaN where its keys are not known.
+template <int DIM>
+__device__ inline void leave_nothing(const PagedProblem &p, const PagedIndices &at, const PagedTensors &t, int token,
+                                     int kv_head) {
+  bf16 *const to = t.o + token * p.o_stride + static_cast<int64_t>(kv_head) * p.group * DIM;
+  const bf16 nothing = from_float<bf16>(at.sequence_ids[token] < 0 ? 0.0f : not_a_number());
+  for (int i = threadIdx.x; i < p.group * DIM; i += kDecodeThreads) to[i] = nothing;
+}
+
+// ---- clusters
+
+constexpr int kSentBytes = sizeof(float4) + sizeof(SplitWeights);  // of a batch, for four elements
+
+// Which block of a cluster finishes what of a token with `batches`: 2^log2 neighbours of the `quads` of four elements
+// each. Blocks that make a batch have such shares; those of the highest ranks may find nothing left.
+struct BatchShares {
+  int quads, batches, log2 = 0;
+
+  __device__ BatchShares(const PagedProblem &p, int count, int blocks)
+      : quads(p.group * p.head_dim / 4), batches(count) {
+    const int makers = min(batches, blocks);
+    while (makers << log2 < quads) ++log2;
+  }
+  __device__ int share(int rank) const { return max(min(quads - (rank << log2), 1 << log2), 0); }
+  // What is sent to a block: `batches` times its share.
+  __device__ uint32_t bytes(int rank) const { return static_cast<uint32_t>(share(rank) * batches * kSentBytes); }
+};
+// Quads that a block has room for: batches << log2 of any token. With as many makers as batches that is less than twice
+// the quads; else a block makes ceil(batches / blocks) at most, and there is room for as many times that.
+inline int sent_quads(const PagedProblem &p, int batches, int blocks) {
+  return 2 * (p.group * p.head_dim / 4) * static_cast<int>(ceil_div(batches, blocks));
+}
+
+// What the blocks of the cluster sent of this block's share.
+struct SentBatches {
+  float4 *sums;  // [batches, 2^log2]
+  SplitWeights *weights;
+
+  __device__ SentBatches(unsigned char *shared, const BatchShares &of) {
+    sums = reinterpret_cast<float4 *>(shared);
+    weights = reinterpret_cast<SplitWeights *>(sums + (of.batches << of.log2));
+  }
+  // Folded: elements [4 i, 4 i + 4) of the share.
+  __device__ void finish(const BatchShares &of, int i, float (&mean)[4]) const {
+    Fold fold;
+    float4 sum = {};
+#pragma unroll 4
+    for (int batch = 0; batch < of.batches; ++batch, i += 1 << of.log2) {
+      float before, after;
+      fold.add(weights[i], &before, &after);
+      sum = folded(sum, before, sums[i], after);
+    }
+    mean[0] = sum.x / fold.total, mean[1] = sum.y / fold.total;
+    mean[2] = sum.z / fold.total, mean[3] = sum.w / fold.total;
+  }
+};
+
+// Blocks of a call's clusters: one for each batch, or what a cluster may have. 9.0 and 10.x allow 16.
+inline int batch_cluster(const PagedProblem &p) {
+  const int family = device().architecture / 10;
+  return std::min(batches_of_table(p), family == 9 || family == 10 ? 16 : kPortableCluster);
+}
+inline int cluster_shared(const PagedProblem &p) {
+  return batch_splits(p.head_dim) * split_bytes(p) + sent_quads(p, batches_of_table(p), batch_cluster(p)) * kSentBytes;
+}
+inline bool folds_in_clusters(const PagedProblem &p) {
+  constexpr size_t kOwn = 9 << 10;  // of the kernel's own, at most
+  return has_clusters() && static_cast<size_t>(cluster_shared(p)) + kOwn <= device().shared_memory;
+}
+
+// Block (kv head, batch, token), of a cluster along the batches; a block that makes several of them does so in order.
+template <int DIM, int COLUMNS>
+__global__ void __launch_bounds__(kDecodeThreads, COLUMNS == 1 ? 3 : 2)
+    paged_cluster(PagedProblem p, PagedIndices at, PagedTensors t, int tokens, bool has_runs) {
+  extern __shared__ __align__(16) unsigned char shared[];
+  __shared__ float4 halves[DecodeWarp<DIM, COLUMNS>::kShared];
+  __shared__ Inbox inbox;
+  if (threadIdx.x == 0) open_inbox(&inbox);
+  ready_for_sends();
+  wait_until_ready();
+  wait_for_kernels_ahead();
+  const int kv_head = blockIdx.x, rank = blockIdx.y, token = blockIdx.z, blocks = gridDim.y;
+  const int sequence = at.sequence_ids[token], position = at.positions[token];
+  if (has_runs && !is_alone(p, at, tokens, token)) return;
+  if (!is_known(p, sequence, position)) {
+    if (rank == 0) leave_nothing<DIM>(p, at, t, token, kv_head);
+    return;
+  }
+  const KeySplits cut(p, position);
+  const BatchShares shares(p, batches_of<DIM>(cut), blocks);
+  if (rank >= shares.batches) return;  // has no share: fewer than `blocks` make batches
+  if (threadIdx.x == 0) expect_bytes(&inbox, shares.bytes(rank));
+  const PagedHead head = t.head(p, at, kv_head, sequence);
+  const int64_t first = kv_head * p.group * DIM;  // element of a token's heads
+  const SentBatches sent(shared + batch_splits(DIM) * split_bytes(p), shares);
+#pragma unroll 1
+  for (int batch = rank; batch < shares.batches; batch += blocks) {
+    if (batch > rank) __syncthreads();  // the batch before has been folded
+    make_batch<DIM, COLUMNS>(p, head, t.q + token * p.q_stride + first, cut, batch, shared, halves,
+                             [&](int i, const float4 &sum, const SplitWeights &weights) {
+                               const int owner = i >> shares.log2, place = i - (owner << shares.log2);
+                               const int to = (batch << shares.log2) + place;
+                               send(sum, sent.sums + to, &inbox, owner);
+                               send(float2{weights.peak, weights.total},
+                                    reinterpret_cast<const float2 *>(sent.weights + to), &inbox, owner);
+                             });
+  }
+  bf16 *const o = t.o + token * p.o_stride + first + (4 * rank << shares.log2);
+#pragma unroll 1
+  for (int i = threadIdx.x; i < shares.share(rank); i += kDecodeThreads) {
+    wait_for_inbox(&inbox);
+    float mean[4];
+    sent.finish(shares, i, mean);
+    store<4>(o + 4 * i, mean);
+  }
+}
+
+// ---- two kernels
+
+inline size_t weights_bytes(const PagedProblem &p, int tokens) {
+  const size_t bytes = static_cast<size_t>(tokens) * p.heads * most_batches(p) * sizeof(SplitWeights);
+  return (bytes + 255) / 256 * 256;
+}
+inline size_t batches_workspace(const PagedProblem &p, int tokens) {
+  if (folds_in_clusters(p)) return 0;
+  const size_t batches = static_cast<size_t>(tokens) * p.heads * most_batches(p);
+  return weights_bytes(p, tokens) + batches * p.head_dim * sizeof(float);
+}
+
+// Tokens whose batches are blocks: block (kv head, token, batch).
+template <int DIM, int COLUMNS>
+__global__ void __launch_bounds__(kDecodeThreads, COLUMNS == 1 ? 3 : 2)
+    paged_splits(PagedProblem p, PagedIndices at, PagedTensors t, int tokens, bool has_runs, float *sums,
+                 SplitWeights *weights) {
+  extern __shared__ __align__(16) unsigned char shared[];
+  __shared__ float4 halves[DecodeWarp<DIM, COLUMNS>::kShared];
+  wait_for_kernels_ahead();
+  const int kv_head = blockIdx.x, token = blockIdx.y, batch = blockIdx.z;
+  const int sequence = at.sequence_ids[token], position = at.positions[token];
+  if (!is_known(p, sequence, position) || (has_runs && !is_alone(p, at, tokens, token))) return;
+  const KeySplits cut(p, position);
+  if (batch >= batches_of<DIM>(cut)) return;
+  const int64_t pair = static_cast<int64_t>(token) * gridDim.x + kv_head;
+  const int64_t place = (pair * most_batches(p) + batch) * p.group;  // of the first head
+  make_batch<DIM, COLUMNS>(p, t.head(p, at, kv_head, sequence), t.q + token * p.q_stride + kv_head * p.group * DIM, cut,
+                           batch, shared, halves, [&](int i, const float4 &sum, const SplitWeights &of_batch) {
+                             reinterpret_cast<float4 *>(sums + place * DIM)[i] = sum;
+                             if (4 * i % DIM == 0) weights[place + 4 * i / DIM] = of_batch;
+                           });
+}
+
+// What paged_splits left, folded: block (head, token), a thread for each dimension.
+template <int DIM>
+__global__ void __launch_bounds__(DIM)
+    paged_combine(PagedProblem p, PagedIndices at, int tokens, bool has_runs, const float *sums,
+                  const SplitWeights *weights, bf16 *o) {
+  constexpr int kTogether = 8;
+  wait_for_kernels_ahead();
+  const int head = blockIdx.x, token = blockIdx.y, d = threadIdx.x;
+  const int sequence = at.sequence_ids[token], position = at.positions[token];
+  if (has_runs && !is_alone(p, at, tokens, token)) return;
+  bf16 *to = o + token * p.o_stride + head * DIM + d;
+  if (!is_known(p, sequence, position)) {
+    *to = from_float<bf16>(sequence < 0 ? 0.0f : not_a_number());
+    return;
+  }
+  const int batches = batches_of<DIM>(KeySplits(p, position));
+  const int64_t pair = static_cast<int64_t>(token) * (p.heads / p.group) + head / p.group;
+  const int64_t place = pair * most_batches(p) * p.group + head % p.group;
+  Fold fold;
+  float sum = 0.0f;
+  for (int first = 0; first < batches; first += kTogether) {
+    SplitWeights of_batch[kTogether];
+    float values[kTogether];
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i) {
+      const int64_t from = place + static_cast<int64_t>(min(first + i, batches - 1)) * p.group;
+      of_batch[i] = weights[from];
+      values[i] = sums[from * DIM + d];
+    }
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i) {
+      if (first + i < batches) {
+        float before, after;
+        fold.add(of_batch[i], &before, &after);
+        sum = folded(sum, before, values[i], after);
+      }
+    }
+  }
+  *to = from_float<bf16>(sum / fold.total);
+}
+
+// Lone tokens of a call.
+template <int DIM, int COLUMNS>
+void launch_batches(const sg_call *call, const PagedProblem &p, const PagedTensors &t, int tokens, bool has_runs) {
+  const PagedIndices at = paged_indices(call);
+  const auto kv_heads = static_cast<unsigned>(p.heads / p.group), count = static_cast<unsigned>(tokens);
+  if (folds_in_clusters(p)) {
+    const auto kernel = paged_cluster<DIM, COLUMNS>;
+    const int shared = cluster_shared(p);
+    const auto cluster = static_cast<unsigned>(batch_cluster(p));
+    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
+    launch_clusters_ahead(call, dim3(kv_heads, cluster, count), cluster, kDecodeThreads, static_cast<size_t>(shared),
+                          kernel, p, at, t, tokens, has_runs);
+    return;
+  }
+  SplitWeights *const weights = static_cast<SplitWeights *>(call->workspace);
+  float *const sums = reinterpret_cast<float *>(static_cast<char *>(call->workspace) + weights_bytes(p, tokens));
+  const dim3 blocks(kv_heads, count, static_cast<unsigned>(batches_of_table(p)));
+  launch_ahead(call, blocks, kDecodeThreads, static_cast<size_t>(batch_splits(DIM) * split_bytes(p)),
+               paged_splits<DIM, COLUMNS>, p, at, t, tokens, has_runs, sums, weights);
+  launch_ahead(call, dim3(static_cast<unsigned>(p.heads), count), DIM, 0, paged_combine<DIM>, p, at, tokens, has_runs,
+               static_cast<const float *>(sums), static_cast<const SplitWeights *>(weights), t.o);
+}
+
+}  // namespace sg::cuda
