@@ -104,7 +104,7 @@ def test_a_prompt_is_found_in_the_cache_and_answered_alike(served):
     assert max(delta.cached_tokens for delta in asyncio.run(all_of(served, other))) == 0
 
 
-@pytest.mark.parametrize(("more", "padding"), ((5, 3), (13, 3), (20, 4), (31, 1)))
+@pytest.mark.parametrize(("more", "padding"), ((5, 3), (13, 3), (31, 1)))
 def test_a_second_turn_takes_a_step_of_its_few_tokens(served, decoder, more, padding):
     first = prompts(1, seed=more)[0] * 64
     asyncio.run(all_of(served, Generation(first[:48], max_tokens=1, sampling=GREEDY, cache_salt=str(more))))

@@ -15,7 +15,7 @@ TOKEN_BUDGET = {"cpu": 512, "cuda": 4096}
 SMALLEST_CHUNK = {"cpu": 32, "cuda": 64}
 FEW_ROWS = 8
 """Rows of the buckets that take a prompt by itself; a whole batch's logits would cost more than the prompt does."""
-SHORT_TURNS = (8, 16, 24, 32)
+SHORT_TURNS = (8, 16, 32)
 """Tokens of buckets of one row on the CPU: what a prompt takes by itself whose beginning is in the cache."""
 DECODES_BETWEEN = (3, 5, 6, 7, 10, 12)
 """Tokens of steps that only decode, beside the powers of two."""
