@@ -156,10 +156,16 @@ __device__ inline void finish(const Shape &shape, const Tensors<T, C> &at, const
   }
 }
 
+// What is behind is attention: of a few tokens it waits for its launch, of more for what it loads.
+__device__ inline void wait_for_turn(const Shape &shape) {
+  constexpr int64_t kFew = 8;
+  shape.tokens > kFew ? wait_alone_for_kernels_ahead() : wait_for_kernels_ahead();
+}
+
 template <class T, class C, int V, bool interleaved, bool normed>
 __global__ void __launch_bounds__(kThreads, normed ? 4 : 5)
     rope_kv_write_kernel(Shape shape, Tensors<T, C> at, Indices indices, Norms norms) {
-  wait_alone_for_kernels_ahead();
+  wait_for_turn(shape);
   const int64_t token = static_cast<int64_t>(blockIdx.x) * blockDim.z + threadIdx.z;
   const int head = static_cast<int>(blockIdx.y * blockDim.y + threadIdx.y);
   const bool exists = token < shape.tokens && head < shape.query_heads + 2 * shape.heads;
@@ -197,7 +203,7 @@ template <class T, class C, bool interleaved>
 __global__ void __launch_bounds__(kThreads)
     rope_kv_write_wide(Shape shape, Tensors<T, C> at, Indices indices, Norms norms) {
   __shared__ float scratch[32];
-  wait_alone_for_kernels_ahead();
+  wait_for_turn(shape);
   const int64_t token = blockIdx.x;
   const int head = static_cast<int>(blockIdx.y), lane = static_cast<int>(threadIdx.x);
   const Part<1, interleaved> own(shape, true, head, lane);
