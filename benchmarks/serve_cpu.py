@@ -5,7 +5,8 @@
 
 Each server runs alone, in a process of its own, on the same threads; `surogate bench serve` loads both. One line of JSON
 a measurement: 1 and 8 clients, and, as "turn", the time to the first token of a prompt that is new and of the same prompt
-with 8 or 32 tokens behind it. "share" says how much of the cores the server had while it was loaded: lines below 0.85 do not count.
+with 8 or 32 tokens behind it. "share" says how much of the cores the server had while it was loaded: lines below 0.85 do
+not count.
 """
 
 from __future__ import annotations
