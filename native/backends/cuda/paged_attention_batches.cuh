@@ -22,7 +22,7 @@ inline int batches_of_table(const PagedProblem &p) {
 }
 template <int DIM>
 __device__ inline int batches_of(const KeySplits &cut) {
-  return (cut.splits + batch_splits(DIM) - 1) / batch_splits(DIM);
+  return static_cast<int>(static_cast<unsigned>(cut.splits + batch_splits(DIM) - 1) / batch_splits(DIM));
 }
 
 // Bytes of a split in shared memory: sums of every head, and their weights.
@@ -51,18 +51,17 @@ __device__ __forceinline__ float4 fold_batch(const PagedProblem &p, const unsign
 // A batch of a token, by one block: take(i, sum, weights) gets elements [4 i, 4 i + 4) of its sums from the thread that
 // folded them. `shared` is read until the end.
 template <int DIM, int COLUMNS, class Take>
-__device__ __forceinline__ void make_batch(const PagedProblem &p, const PagedHead &head, const bf16 *q,
-                                           const KeySplits &cut, int batch, unsigned char *shared, float4 *halves,
-                                           Take &&take) {
+__device__ __forceinline__ void make_batch(const PagedProblem &p, const LogitFactors &factors, const PagedHead &head,
+                                           const bf16 *q, const KeySplits &cut, int batch, unsigned char *shared,
+                                           float4 *halves, Take &&take) {
   using Warp = DecodeWarp<DIM, COLUMNS>;
   const int splits = min(cut.splits - batch * Warp::kSplits, Warp::kSplits), own = Warp::own_split();
   if (own < splits) {
-    const LogitFactors factors(p);
     const int split = batch * Warp::kSplits + own;
     Warp warp;
     warp.load_queries(q, p.group);
-    warp.start(head, cut, split, cut.splits);
-    warp.see(factors, head, cut, split, cut.splits, halves);
+    warp.start(head, cut, split, 0);
+    warp.see(factors, head, cut, split, 0, halves);
     float *const left = reinterpret_cast<float *>(shared + own * split_bytes(p));
     warp.leave(left, reinterpret_cast<SplitWeights *>(left + p.group * DIM), p.group, factors);
   }
@@ -80,6 +79,7 @@ __device__ inline void leave_nothing(const PagedProblem &p, const PagedIndices &
                                      int kv_head) {
   bf16 *const to = t.o + token * p.o_stride + static_cast<int64_t>(kv_head) * p.group * DIM;
   const bf16 nothing = from_float<bf16>(at.sequence_ids[token] < 0 ? 0.0f : not_a_number());
+#pragma unroll 1
   for (int i = threadIdx.x; i < p.group * DIM; i += kDecodeThreads) to[i] = nothing;
 }
 
@@ -90,12 +90,13 @@ constexpr int kSentBytes = sizeof(float4) + sizeof(SplitWeights);  // of a batch
 // Which block of a cluster finishes what of a token with `batches`: 2^log2 neighbours of the `quads` of four elements
 // each. Blocks that make a batch have such shares; those of the highest ranks may find nothing left.
 struct BatchShares {
-  int quads, batches, log2 = 0;
+  int quads, batches, log2;
 
   __device__ BatchShares(const PagedProblem &p, int count, int blocks)
       : quads(p.group * p.head_dim / 4), batches(count) {
     const int makers = min(batches, blocks);
-    while (makers << log2 < quads) ++log2;
+    log2 = max(__clz(makers) - __clz(quads), 0);
+    if (makers << log2 < quads) ++log2;
   }
   __device__ int share(int rank) const { return max(min(quads - (rank << log2), 1 << log2), 0); }
   // What is sent to a block: `batches` times its share.
@@ -165,14 +166,13 @@ __global__ void __launch_bounds__(kDecodeThreads, COLUMNS == 1 ? 3 : 2)
   const KeySplits cut(p, position);
   const BatchShares shares(p, batches_of<DIM>(cut), blocks);
   if (rank >= shares.batches) return;  // has no share: fewer than `blocks` make batches
-  if (threadIdx.x == 0) expect_bytes(&inbox, shares.bytes(rank));
   const PagedHead head = t.head(p, at, kv_head, sequence);
   const int64_t first = kv_head * p.group * DIM;  // element of a token's heads
   const SentBatches sent(shared + batch_splits(DIM) * split_bytes(p), shares);
 #pragma unroll 1
   for (int batch = rank; batch < shares.batches; batch += blocks) {
     if (batch > rank) __syncthreads();  // the batch before has been folded
-    make_batch<DIM, COLUMNS>(p, head, t.q + token * p.q_stride + first, cut, batch, shared, halves,
+    make_batch<DIM, COLUMNS>(p, t.factors, head, t.q + token * p.q_stride + first, cut, batch, shared, halves,
                              [&](int i, const float4 &sum, const SplitWeights &weights) {
                                const int owner = i >> shares.log2, place = i - (owner << shares.log2);
                                const int to = (batch << shares.log2) + place;
@@ -181,6 +181,7 @@ __global__ void __launch_bounds__(kDecodeThreads, COLUMNS == 1 ? 3 : 2)
                                     reinterpret_cast<const float2 *>(sent.weights + to), &inbox, owner);
                              });
   }
+  if (threadIdx.x == 0) expect_bytes(&inbox, shares.bytes(rank));
   bf16 *const o = t.o + token * p.o_stride + first + (4 * rank << shares.log2);
 #pragma unroll 1
   for (int i = threadIdx.x; i < shares.share(rank); i += kDecodeThreads) {
@@ -218,8 +219,9 @@ __global__ void __launch_bounds__(kDecodeThreads, COLUMNS == 1 ? 3 : 2)
   if (batch >= batches_of<DIM>(cut)) return;
   const int64_t pair = static_cast<int64_t>(token) * gridDim.x + kv_head;
   const int64_t place = (pair * most_batches(p) + batch) * p.group;  // of the first head
-  make_batch<DIM, COLUMNS>(p, t.head(p, at, kv_head, sequence), t.q + token * p.q_stride + kv_head * p.group * DIM, cut,
-                           batch, shared, halves, [&](int i, const float4 &sum, const SplitWeights &of_batch) {
+  make_batch<DIM, COLUMNS>(p, t.factors, t.head(p, at, kv_head, sequence),
+                           t.q + token * p.q_stride + kv_head * p.group * DIM, cut, batch, shared, halves,
+                           [&](int i, const float4 &sum, const SplitWeights &of_batch) {
                              reinterpret_cast<float4 *>(sums + place * DIM)[i] = sum;
                              if (4 * i % DIM == 0) weights[place + 4 * i / DIM] = of_batch;
                            });

@@ -24,13 +24,14 @@ namespace sg::cuda {
 
 constexpr int kDecodeWarps = 4, kDecodeThreads = 32 * kDecodeWarps;
 constexpr int kTileKeys = 16;  // that a warp takes at a time; blocks of the cache hold a multiple of them
-constexpr int kMostSplits = 64;
+constexpr int kMostSplitsLog2 = 6, kMostSplits = 1 << kMostSplitsLog2;
 constexpr int kLeastTiles = 2;  // of a split
 
-// Splits of a token and key-value head, at most: more where few heads leave a lone sequence few warps.
-__host__ __device__ inline int most_splits(const PagedProblem &p) {
-  return p.heads <= 2 * p.group ? kMostSplits : kMostSplits / 2;
+// Splits of a token and key-value head, at most, as a power of two: more where few heads leave a lone sequence few warps.
+__host__ __device__ inline int most_splits_log2(const PagedProblem &p) {
+  return p.heads <= 2 * p.group ? kMostSplitsLog2 : kMostSplitsLog2 - 1;
 }
+__host__ __device__ inline int most_splits(const PagedProblem &p) { return 1 << most_splits_log2(p); }
 // Neighbouring warps that make a split of heads of `dim` together, and the splits of a batch.
 __host__ __device__ constexpr int split_warps(int dim) { return dim > 128 ? 2 : 1; }
 __host__ __device__ constexpr int batch_splits(int dim) { return kDecodeWarps / split_warps(dim); }
@@ -43,7 +44,7 @@ struct LogitFactors {
   float logit;    // logits in base 2 are this times the product q.k, or times its capped tangent
   float tangent;  // 0: logits are not capped
 
-  __device__ explicit LogitFactors(const PagedProblem &p)
+  explicit LogitFactors(const PagedProblem &p)
       : logit((p.softcap > 0.0f ? p.softcap : p.scale) * kLog2e),
         tangent(p.softcap > 0.0f ? p.scale / p.softcap : 0.0f) {}
 };
@@ -97,9 +98,8 @@ struct KeySplits {
   __device__ KeySplits(const PagedProblem &p, int at) : position(at) {
     first = p.window > 0 && position >= p.window ? position - static_cast<int>(p.window) + 1 : 0;
     begin = first / kTileKeys, end = position / kTileKeys + 1;
-    const int most = most_splits(p);
-    tiles = max(kLeastTiles, (end - begin + most - 1) / most);
-    splits = (end - begin + tiles - 1) / tiles;
+    tiles = max(kLeastTiles, ((end - begin - 1) >> most_splits_log2(p)) + 1);
+    splits = static_cast<int>(static_cast<unsigned>(end - begin + tiles - 1) / static_cast<unsigned>(tiles));
   }
 };
 
@@ -149,6 +149,7 @@ struct PagedTensors {
   const bf16 *q, *keys, *values;
   bf16 *o;
   int tiles_per_block, cache_tiles;
+  LogitFactors factors;
 
   __device__ PagedHead head(const PagedProblem &p, const PagedIndices &at, int kv_head, int sequence) const {
     return {keys + static_cast<int64_t>(kv_head) * p.head_dim,
@@ -365,18 +366,18 @@ struct DecodeWarp {
   }
 
   // Takes the place of `tile`, of the split that begins at tile `begin`; the warp's further splits follow `step` tiles
-  // apart.
+  // apart. 0: it has none.
   __device__ __forceinline__ void walk_to(const PagedHead &head, const KeySplits &cut, int tile, int begin, int step) {
     if (walked % 32 == 0) {
       const int n = tile - begin + lane_index();
-      const int later = begin + n / cut.tiles * step + n % cut.tiles;
-      places = later < cut.end ? head.tile_at(later) : -1;
+      const int later = begin + (step == 0 ? n : n / cut.tiles * step + n % cut.tiles);
+      places = later < cut.end && (step != 0 || n < cut.tiles) ? head.tile_at(later) : -1;
     }
     place = __shfl_sync(0xffffffffu, places, walked % 32);
     ++walked;
   }
 
-  // Loads the first tile of split `split`, from which the warp goes on to every `every`-th.
+  // Loads the first tile of split `split`, from which the warp goes on to every `every`-th. 0: to none, also below.
   __device__ __forceinline__ void start(const PagedHead &head, const KeySplits &cut, int split, int every) {
     const int tile = cut.begin + split * cut.tiles;
     walked = 0;
@@ -392,7 +393,7 @@ struct DecodeWarp {
     clear();
     for (int tile = begin; tile < end; ++tile) {
       const int next_begin = tile + 1 < end ? begin : begin + step, next = tile + 1 < end ? tile + 1 : next_begin;
-      const bool known = place >= 0, further = next < cut.end;
+      const bool known = place >= 0, further = step == 0 ? tile + 1 < end : next < cut.end;
       float logits[COLUMNS][4];
       multiply_keys(logits);
       give_half(logits, shared, tile - begin);

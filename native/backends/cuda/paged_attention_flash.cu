@@ -55,7 +55,6 @@ __device__ __forceinline__ void make_token(const PagedProblem &p, const PagedInd
   const int stride = split_bytes(p);
   const int sequence = at.sequence_ids[token];
   const KeySplits cut(p, at.positions[token]);
-  const LogitFactors factors(p);
   const PagedHead head = t.head(p, at, kv_head, sequence);
   Warp warp;
   warp.load_queries(t.q + token * p.q_stride + kv_head * p.group * DIM, p.group);
@@ -69,9 +68,9 @@ __device__ __forceinline__ void make_token(const PagedProblem &p, const PagedInd
   for (int first = 0; first < cut.splits; first += Warp::kSplits) {
     unsigned char *const buffer = shared + first / Warp::kSplits % 2 * Warp::kSplits * stride;
     if (first + own_split < cut.splits) {
-      warp.see(factors, head, cut, first + own_split, Warp::kSplits, halves);
+      warp.see(t.factors, head, cut, first + own_split, Warp::kSplits, halves);
       float *const left = reinterpret_cast<float *>(buffer + own_split * stride);
-      warp.leave(left, reinterpret_cast<SplitWeights *>(left + elements), p.group, factors);
+      warp.leave(left, reinterpret_cast<SplitWeights *>(left + elements), p.group, t.factors);
     }
     __syncthreads();
     for (int i = threadIdx.x; i < elements / 4; i += kDecodeThreads) {
@@ -227,7 +226,8 @@ int32_t run(const sg_call *call) {
                           data<const bf16>(input(call, 2)),
                           data<bf16>(output(call, 0)),
                           static_cast<int>(p.block_size / kTileKeys),
-                          static_cast<int>(p.cache_rows / kTileKeys)};
+                          static_cast<int>(p.cache_rows / kTileKeys),
+                          LogitFactors(p)};
   // The planner may place an operand where 16 bytes cannot be moved at once.
   if (!is_aligned<8>(t.q) || !is_aligned<8>(t.keys) || !is_aligned<8>(t.values) || !is_aligned<8>(t.o)) {
     return run_paged_attention(call);

@@ -250,14 +250,13 @@ __device__ __forceinline__ void make_runs(const PagedProblem &p, const PagedIndi
   if (!links.any()) return;
 
   const RunTiles<DIM, CAPPED> tiles(shared);
-  const LogitFactors factors(p);
   for (int begin = links.find(0, true); begin < kWindowTokens;) {
     const int end = links.find(begin, false) + 1;  // a link is not in the window's last place
     const int sequence = at.sequence_ids[first + begin];
     const int count = kParts == 1 ? end - begin : min(end - begin - skipped, kQueries);
     const Run run = {first + begin + skipped, count, sequence, at.positions[first + begin] + skipped};
     if (kParts == 1 || run.count > 0) {
-      tiles.make(p, factors, run, q.head(head), t.head(p, at, head / p.group, sequence), o.head(head));
+      tiles.make(p, t.factors, run, q.head(head), t.head(p, at, head / p.group, sequence), o.head(head));
       __syncthreads();  // the tiles are free
     }
     begin = links.find(end, true);
