@@ -1,5 +1,5 @@
-"""linear for a few tokens on CUDA, beyond the op's samples: sizes that fill tiles and sizes that don't, rows apart,
-every kind of bias, weights in blocks, and that a token's bits don't depend on how many others there are."""
+"""linear and rms_norm_linear for a few tokens on CUDA, beyond the ops' samples: sizes that fill tiles and sizes that don't,
+rows apart, every kind of bias, weights in blocks, and that a token's bits don't depend on how many others there are."""
 
 from __future__ import annotations
 
@@ -71,6 +71,64 @@ class Product:
 def test_sizes(tokens, n, k):
     Product(tokens, n, k).check("few")
     Product(tokens, n, k, gap=8, bias="f32", addend=True, result="f32").check("few")
+
+
+@pytest.fixture
+def ring():
+    if engine.device_info(BACKEND)["architecture"] != 90:
+        pytest.skip("products through a ring are for compute capability 9.0")
+    return "ring"
+
+
+RING_SIZES = ((64, 64), (33, 8), (130, 2048), (20000, 72), (1000, 1024), (72, 8200), (1024, 3072))
+"""n, k: of fewer rows than a tile, clusters of two, four and eight blocks, more tiles than blocks, K within a chunk and of
+more chunks than stages."""
+
+
+@pytest.mark.parametrize("tokens", (1, 8, 9, 16, 17, 32))
+@pytest.mark.parametrize(("n", "k"), RING_SIZES)
+def test_sizes_of_the_ring(ring, tokens, n, k):
+    Product(tokens, n, k).check(ring)
+    Product(tokens, n, k, gap=8, bias="f32", addend=True, result="f32").check(ring)
+
+
+@pytest.mark.parametrize("gap", (0, 1, 8))
+def test_the_ring_stores_where_quads_do_not_fit(ring, gap):
+    Product(5, 66, 128, gap=8, bias="bf16", addend=True).check(ring)
+    Product(31, 35 + gap, 256, bias="f16").check(ring)
+
+
+@pytest.mark.parametrize("tokens", (1, 8, 13, 32))
+@pytest.mark.parametrize(("dtype", "offset"), (("bf16", 0.0), ("bf16", 1.0), ("f32", 0.0)))
+@pytest.mark.parametrize(("n", "k"), RING_SIZES)
+def test_normed_products_of_the_ring(ring, tokens, dtype, offset, n, k):
+    """Against float64, and no further from it than the kernel for few tokens."""
+    rng = np.random.default_rng(n + k + tokens)
+    n += n % 2
+
+    def operand(values, stored):
+        memory = quantize(np.ascontiguousarray(values, np.float32), stored)
+        return memory, dequantize(memory, stored).astype(np.float64)
+
+    x, x64 = operand(3 * rng.standard_normal((tokens, k)), dtype)
+    norm, norm64 = operand(rng.standard_normal((1, k)), dtype)
+    weight, weight64 = operand(rng.standard_normal((n, k)) / np.sqrt(k), "bf16")
+    bias = rng.standard_normal(n).astype(np.float32)
+    normed = x64 / np.sqrt((x64**2).mean(1, keepdims=True) + 1e-5) * (norm64 + offset)
+    product = normed @ weight64.T + bias
+    gate, up = np.split(product, 2, axis=1)
+    for activation, expected in (("none", product), ("silu", gate / (1.0 + np.exp(-gate)) * up)):
+        errors = {}
+        for kernel in (ring, "few"):
+            y = np.full(expected.shape, np.nan, np.float32)
+            engine.run_op(
+                "rms_norm_linear",
+                [(x, dtype, x64.shape), (norm[0], dtype, (k,)), (weight, "bf16", (n, k)), (bias, "f32", (n,))],
+                [(y, "f32", y.shape)], {"activation": activation, "eps": 1e-5, "unit_offset": offset}, backend=BACKEND,
+                kernel=kernel,
+            )
+            errors[kernel] = np.linalg.norm(y - expected) / np.linalg.norm(expected)
+        assert errors[ring] <= max(1.2 * errors["few"], 1e-5), errors
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,8 @@ struct RingProblem : NormedProblem {
 };
 
 // How a block lays out its shared memory: stages, their norm weights, sums, squares, barriers. A block of a cluster makes one
-// tile: where others have sums it has what it is sent, and leaves its own where the second warpgroup's first stage was. A stage is always the same warpgroup's, so their number is even: a barrier tells one phase from the next, and no more.
+// tile: where others have sums it has what it is sent, and leaves its own where the second warpgroup's first stage was. A
+// stage is always the same warpgroup's, so their number is even: a barrier tells one phase from the next, and no more.
 template <int TOKENS, class X, bool normed>
 struct RingLayout {
   static constexpr int kEach = normed ? 2 : 1;         // chunks that a warpgroup takes together

@@ -26,7 +26,8 @@ from .sizes import Bucket
 
 FEW_TOKENS = 8
 """Up to so many tokens a device's products read blocks of quantised weights as they are, and norms go into products; above,
-they read decoded weights. The number is that of the kernels for few tokens (kFewTokens of native/backends/cuda/linear_few.cuh)."""
+they read decoded weights. The number is that of the kernels for few tokens (kFewTokens of
+native/backends/cuda/linear_few.cuh)."""
 
 RING_TOKENS, RING_ARCHITECTURE = 32, 90
 """Norms go into products of so many tokens on devices that have the kernels of native/backends/cuda/linear_ring.cuh."""
