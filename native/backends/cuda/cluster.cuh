@@ -10,7 +10,7 @@
 namespace sg::cuda {
 
 inline bool has_clusters() { return device().architecture >= 90; }
-constexpr int kPortableCluster = 8;  // blocks, on all of these devices
+constexpr int kMostCluster = 8;  // blocks, on all of these devices
 
 // A block's count of the bytes that came, in its shared memory.
 using Inbox = uint64_t;
@@ -95,12 +95,11 @@ __device__ inline void wait_for_inbox(const Inbox *inbox) {
 #endif
 }
 
-// launch_ahead with `cluster` blocks along the grid's second axis, of which they are a divisor, as one cluster each. More
-// than kPortableCluster only where the device is known to hold them.
+// launch_ahead with `cluster` blocks along the grid's second axis, of which they are a divisor, as one cluster each: no
+// more than kMostCluster.
 template <class... Parameters, class... Arguments>
 inline void launch_clusters_ahead(const sg_call *call, dim3 blocks, unsigned cluster, dim3 threads, size_t shared_bytes,
                                   void (*kernel)(Parameters...), Arguments... arguments) {
-  if (cluster > kPortableCluster) cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
   cudaLaunchAttribute attributes[2] = {launch_ahead_attribute(), {}};
   attributes[1].id = cudaLaunchAttributeClusterDimension;
   attributes[1].val.clusterDim.x = attributes[1].val.clusterDim.z = 1;

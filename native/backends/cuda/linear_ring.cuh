@@ -27,7 +27,7 @@ constexpr int kHalfRows = 32;    // of the gate, of a gated tile
 constexpr int kRingTerms = 64;   // of a chunk: a row of 128 bytes
 constexpr int kRingGroups = 2;
 constexpr int kSumThreads = kRingGroups * kWarpgroup, kRingThreads = kSumThreads + 32;
-constexpr int kMostStages = 16, kMostSplits = 8;
+constexpr int kMostStages = 16;
 constexpr int kWeightBytes = kRingRows * kSwizzledRow;
 constexpr int kSumStride = kRingRows + 4;     // floats from token to token: lanes that store sums meet different banks
 constexpr int kQuads = kRingRows / 4;         // of a token's sums
@@ -59,7 +59,7 @@ struct RingLayout {
   static constexpr int kSumBytes = TOKENS * kSumStride * 4;
   static constexpr int kSquareBytes = normed ? kRingGroups * TOKENS * 4 : 0;
   static constexpr int kBarrierBytes = (2 * kMostStages + 1) * 8 + 8;
-  static constexpr int kSentSums = TOKENS * kRingRows * 4, kSentSquares = normed ? kMostSplits * TOKENS * 4 : 0;
+  static constexpr int kSentSums = TOKENS * kRingRows * 4, kSentSquares = normed ? kMostCluster * TOKENS * 4 : 0;
   static constexpr int around(bool cluster) {
     return (cluster ? kSentSums + kSentSquares : kSumBytes) + kSquareBytes + kBarrierBytes;
   }
@@ -524,7 +524,7 @@ int32_t launch_ring(const sg_call *call, RingProblem &p, const sg_tensor *x, con
   p.rounds = static_cast<int>(ceil_div(p.product.k, kRingTerms * Layout::kRound));
   p.splits_log2 = 0;
   int splits = 1;
-  while (splits < kMostSplits && 4 * splits * p.tiles <= 3 * units && p.rounds * Layout::kRound / (2 * splits) >= kLeastChunks) {
+  while (splits < kMostCluster && 4 * splits * p.tiles <= 3 * units && p.rounds * Layout::kRound / (2 * splits) >= kLeastChunks) {
     splits *= 2;
     ++p.splits_log2;
   }

@@ -1,8 +1,9 @@
 // Tokens of their own, of which a block makes one batch of splits (paged_attention_decode.cuh): for calls with so few
 // tokens that one block for each and key-value head would leave the device empty.
 //
-// On devices that have them the blocks of a token and key-value head are a cluster, and one kernel does it all: each
-// block owns a share of the result's elements, of which every block sends it its batches' sums. Elsewhere the sums go
+// Where they are no more than the device has multiprocessors, as for one token or two, the blocks of a token and key-value
+// head are a cluster, and one kernel does it all: each block owns a share of the result's elements, of which every block
+// sends it its batch's sums. With more tokens clusters are slow to come; then, and on devices that have none, the sums go
 // through the workspace, and a second kernel folds them. Both fold batches in their order, with the same bits.
 #pragma once
 
@@ -92,21 +93,16 @@ constexpr int kSentBytes = sizeof(float4) + sizeof(SplitWeights);  // of a batch
 struct BatchShares {
   int quads, batches, log2;
 
-  __device__ BatchShares(const PagedProblem &p, int count, int blocks)
-      : quads(p.group * p.head_dim / 4), batches(count) {
-    const int makers = min(batches, blocks);
-    log2 = max(__clz(makers) - __clz(quads), 0);
-    if (makers << log2 < quads) ++log2;
+  __device__ BatchShares(const PagedProblem &p, int count) : quads(p.group * p.head_dim / 4), batches(count) {
+    log2 = max(__clz(batches) - __clz(quads), 0);
+    if (batches << log2 < quads) ++log2;
   }
   __device__ int share(int rank) const { return max(min(quads - (rank << log2), 1 << log2), 0); }
   // What is sent to a block: `batches` times its share.
   __device__ uint32_t bytes(int rank) const { return static_cast<uint32_t>(share(rank) * batches * kSentBytes); }
 };
-// Quads that a block has room for: batches << log2 of any token. With as many makers as batches that is less than twice
-// the quads; else a block makes ceil(batches / blocks) at most, and there is room for as many times that.
-inline int sent_quads(const PagedProblem &p, int batches, int blocks) {
-  return 2 * (p.group * p.head_dim / 4) * static_cast<int>(ceil_div(batches, blocks));
-}
+// Quads that a block has room for: batches << log2 of any token, which is less than twice a token's.
+inline int sent_quads(const PagedProblem &p) { return 2 * (p.group * p.head_dim / 4); }
 
 // What the blocks of the cluster sent of this block's share.
 struct SentBatches {
@@ -132,20 +128,17 @@ struct SentBatches {
   }
 };
 
-// Blocks of a call's clusters: one for each batch, or what a cluster may have. 9.0 and 10.x allow 16.
-inline int batch_cluster(const PagedProblem &p) {
-  const int family = device().architecture / 10;
-  return std::min(batches_of_table(p), family == 9 || family == 10 ? 16 : kPortableCluster);
-}
 inline int cluster_shared(const PagedProblem &p) {
-  return batch_splits(p.head_dim) * split_bytes(p) + sent_quads(p, batches_of_table(p), batch_cluster(p)) * kSentBytes;
+  return batch_splits(p.head_dim) * split_bytes(p) + sent_quads(p) * kSentBytes;
 }
-inline bool folds_in_clusters(const PagedProblem &p) {
+inline bool folds_in_clusters(const PagedProblem &p, int tokens) {
   constexpr size_t kOwn = 9 << 10;  // of the kernel's own, at most
-  return has_clusters() && static_cast<size_t>(cluster_shared(p)) + kOwn <= device().shared_memory;
+  const int64_t batches = batches_of_table(p), blocks = batches * tokens * (p.heads / p.group);
+  return has_clusters() && batches <= kMostCluster && blocks <= device().units &&
+         static_cast<size_t>(cluster_shared(p)) + kOwn <= device().shared_memory;
 }
 
-// Block (kv head, batch, token), of a cluster along the batches; a block that makes several of them does so in order.
+// Block (kv head, batch, token), of a cluster along the batches.
 template <int DIM, int COLUMNS>
 __global__ void __launch_bounds__(kDecodeThreads, COLUMNS == 1 ? 3 : 2)
     paged_cluster(PagedProblem p, PagedIndices at, PagedTensors t, int tokens, bool has_runs) {
@@ -156,35 +149,31 @@ __global__ void __launch_bounds__(kDecodeThreads, COLUMNS == 1 ? 3 : 2)
   ready_for_sends();
   wait_until_ready();
   wait_for_kernels_ahead();
-  const int kv_head = blockIdx.x, rank = blockIdx.y, token = blockIdx.z, blocks = gridDim.y;
+  const int kv_head = blockIdx.x, batch = blockIdx.y, token = blockIdx.z;
   const int sequence = at.sequence_ids[token], position = at.positions[token];
   if (has_runs && !is_alone(p, at, tokens, token)) return;
   if (!is_known(p, sequence, position)) {
-    if (rank == 0) leave_nothing<DIM>(p, at, t, token, kv_head);
+    if (batch == 0) leave_nothing<DIM>(p, at, t, token, kv_head);
     return;
   }
   const KeySplits cut(p, position);
-  const BatchShares shares(p, batches_of<DIM>(cut), blocks);
-  if (rank >= shares.batches) return;  // has no share: fewer than `blocks` make batches
+  const BatchShares shares(p, batches_of<DIM>(cut));
+  if (batch >= shares.batches) return;  // and has no share
   const PagedHead head = t.head(p, at, kv_head, sequence);
   const int64_t first = kv_head * p.group * DIM;  // element of a token's heads
   const SentBatches sent(shared + batch_splits(DIM) * split_bytes(p), shares);
+  make_batch<DIM, COLUMNS>(p, t.factors, head, t.q + token * p.q_stride + first, cut, batch, shared, halves,
+                           [&](int i, const float4 &sum, const SplitWeights &weights) {
+                             const int owner = i >> shares.log2, place = i - (owner << shares.log2);
+                             const int to = (batch << shares.log2) + place;
+                             send(sum, sent.sums + to, &inbox, owner);
+                             send(float2{weights.peak, weights.total},
+                                  reinterpret_cast<const float2 *>(sent.weights + to), &inbox, owner);
+                           });
+  if (threadIdx.x == 0) expect_bytes(&inbox, shares.bytes(batch));
+  bf16 *const o = t.o + token * p.o_stride + first + (4 * batch << shares.log2);
 #pragma unroll 1
-  for (int batch = rank; batch < shares.batches; batch += blocks) {
-    if (batch > rank) __syncthreads();  // the batch before has been folded
-    make_batch<DIM, COLUMNS>(p, t.factors, head, t.q + token * p.q_stride + first, cut, batch, shared, halves,
-                             [&](int i, const float4 &sum, const SplitWeights &weights) {
-                               const int owner = i >> shares.log2, place = i - (owner << shares.log2);
-                               const int to = (batch << shares.log2) + place;
-                               send(sum, sent.sums + to, &inbox, owner);
-                               send(float2{weights.peak, weights.total},
-                                    reinterpret_cast<const float2 *>(sent.weights + to), &inbox, owner);
-                             });
-  }
-  if (threadIdx.x == 0) expect_bytes(&inbox, shares.bytes(rank));
-  bf16 *const o = t.o + token * p.o_stride + first + (4 * rank << shares.log2);
-#pragma unroll 1
-  for (int i = threadIdx.x; i < shares.share(rank); i += kDecodeThreads) {
+  for (int i = threadIdx.x; i < shares.share(batch); i += kDecodeThreads) {
     wait_for_inbox(&inbox);
     float mean[4];
     sent.finish(shares, i, mean);
@@ -199,7 +188,7 @@ inline size_t weights_bytes(const PagedProblem &p, int tokens) {
   return (bytes + 255) / 256 * 256;
 }
 inline size_t batches_workspace(const PagedProblem &p, int tokens) {
-  if (folds_in_clusters(p)) return 0;
+  if (folds_in_clusters(p, tokens)) return 0;
   const size_t batches = static_cast<size_t>(tokens) * p.heads * most_batches(p);
   return weights_bytes(p, tokens) + batches * p.head_dim * sizeof(float);
 }
@@ -273,10 +262,10 @@ template <int DIM, int COLUMNS>
 void launch_batches(const sg_call *call, const PagedProblem &p, const PagedTensors &t, int tokens, bool has_runs) {
   const PagedIndices at = paged_indices(call);
   const auto kv_heads = static_cast<unsigned>(p.heads / p.group), count = static_cast<unsigned>(tokens);
-  if (folds_in_clusters(p)) {
+  if (folds_in_clusters(p, tokens)) {
     const auto kernel = paged_cluster<DIM, COLUMNS>;
     const int shared = cluster_shared(p);
-    const auto cluster = static_cast<unsigned>(batch_cluster(p));
+    const auto cluster = static_cast<unsigned>(batches_of_table(p));
     cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
     launch_clusters_ahead(call, dim3(kv_heads, cluster, count), cluster, kDecodeThreads, static_cast<size_t>(shared),
                           kernel, p, at, t, tokens, has_runs);
