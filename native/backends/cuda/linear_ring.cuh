@@ -505,6 +505,10 @@ __global__ void __launch_bounds__(kRingThreads, kRingBlocks)
 #endif
 }
 
+// Whether it is quicker than the kernels for few tokens. With a K of 4096 and more it is, alone; but a step of one token, of
+// 8B, was not: its products lack what theirs bring to the second-level cache while attention runs.
+inline bool beats_few(const NormedProblem &p) { return p.product.tokens > kFewTokens || p.product.k < 4096; }
+
 // Whether the kernel is there for a call that read_few or read_normed can read.
 inline bool ring_supports(const NormedProblem &p, const sg_tensor *x, const sg_tensor *weight) {
   return device().architecture == 90 && p.product.tokens > 0 && p.product.tokens <= kRingTokens && p.product.k > 0 &&
