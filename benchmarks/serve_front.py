@@ -13,9 +13,10 @@ end; "event_us" what it spends on each further token, with so many streams at on
 the least of several bursts. Processor time depends little on who else uses the machine.
 
 Paces: all streams run, a token each every so many milliseconds, for ``--seconds``. "loop_cores" and "cores" are processor time
-of the event loop's thread and of the server's process by the clock, "event_us" the former by tokens; "added_ms" is the time from the moment at which a token was
-drawn to that at which a client, in another process, had read it from its socket; "reads" are the clients' reads a second, fewer
-than tokens where several came together. This depends much on who else uses the machine, and on clients that have cores.
+of the event loop's thread and of the server's process by the clock, "event_us" the former by tokens; "added_ms" is the time
+from the moment at which a token was drawn to that at which a client, in another process, had read it from its socket; "reads"
+are the clients' reads a second, fewer than tokens where several came together. This depends much on who else uses the machine,
+and on clients that have cores.
 """
 
 from __future__ import annotations
