@@ -90,6 +90,12 @@ static int32_t run_state(const sg_call *call) {
   return SG_OK;
 }
 
+/* fake_flags(x, x) -> y : y[i] = flags of input i */
+static int32_t run_flags(const sg_call *call) {
+  for (int32_t i = 0; i < call->num_inputs; ++i) ((float *)call->outputs[0]->data)[i] = (float)call->inputs[i]->flags;
+  return SG_OK;
+}
+
 #define KERNEL(name, ...) static const sg_kernel name = {sizeof(sg_kernel), __VA_ARGS__}
 KERNEL(add_kernel, "fake_add", "cpu", "plain", SG_TRAIT_DETERMINISTIC | SG_TRAIT_IN_PLACE, 0, supports_f32, NULL, NULL,
        NULL, run_add);
@@ -100,8 +106,9 @@ KERNEL(scratch_kernel, "fake_scratch", "cpu", "plain", 0, 0, supports_f32, scrat
        run_scratch);
 KERNEL(state_kernel, "fake_state", "cpu", "plain", 0, 0, supports_any, NULL, prepare_state,
        release_state, run_state);
-static const sg_kernel *const good[] = {&add_kernel,   &low_kernel,     &fail_kernel,
-                                        &tasks_kernel, &scratch_kernel, &state_kernel};
+KERNEL(flags_kernel, "fake_flags", "cpu", "plain", 0, 0, supports_any, NULL, NULL, NULL, run_flags);
+static const sg_kernel *const good[] = {&add_kernel,     &low_kernel,   &fail_kernel, &tasks_kernel,
+                                        &scratch_kernel, &state_kernel, &flags_kernel};
 
 /* Tables that the engine must refuse, and one that is newer than it. */
 KERNEL(no_run, "fake_no_run", "cpu", "plain", 0, 0, supports_any, NULL, NULL, NULL, NULL);

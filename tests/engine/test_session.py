@@ -10,7 +10,7 @@ import pytest
 from surogate_core import engine
 from surogate_core.engine import EngineError, Session
 
-from .programs import INPUT, PERSISTENT, Draft, adding
+from .programs import FIXED, INPUT, PERSISTENT, Draft, adding
 
 
 def one(op: str, attrs: dict | None = None, outputs: int = 1) -> bytes:
@@ -33,6 +33,21 @@ def test_runs_a_program(fake):
     weight += 1  # shared, not copied
     session.run("step")
     np.testing.assert_array_equal(session.tensor("y"), 200 + weight)
+
+
+def test_kernels_are_told_which_operands_are_fixed(fake):
+    draft = Draft()
+    arena = draft.arena("main", 64)
+    y = draft.tensor("y", draft.storage("y", arena, 0, 16), [4])
+    x = draft.tensor("x", draft.storage("x", arena, 16, 16, PERSISTENT), [4])
+    weight = draft.storage("weight", -1, 0, 32, FIXED)
+    half = draft.tensor("half", weight, [4], offset=16)
+    draft.instruction("fake_flags", [draft.tensor("weight", weight, [8]), x, half, -1], [y])
+    draft.entry("step")
+    session = Session(draft.to_bytes(), threads=1)
+    session.bind("weight", np.zeros(8, np.float32))
+    session.run("step")
+    assert session.tensor("y").tolist() == [1.0, 0.0, 1.0, 0.0]
 
 
 def test_what_it_says_about_itself(fake):
