@@ -9,13 +9,13 @@ bool read_ring(const sg_call *call, RingProblem *p) {
   return read_normed(call, p) && p->norm.packable<8>() && ring_supports(*p, input(call, 0), input(call, 2));
 }
 
-int32_t supports(const sg_call *call) {
+[[maybe_unused]] int32_t supports(const sg_call *call) {
   RingProblem p;
   if (!read_ring(call, &p)) return 0;
   return beats_few(p) ? 20 : 8;
 }
 
-int32_t run(const sg_call *call) {
+[[maybe_unused]] int32_t run(const sg_call *call) {
   RingProblem p;
   if (!read_ring(call, &p)) return fail(call, "%s: operands changed since the kernel was chosen", call->op);
   if (p.product.n == 0) return SG_OK;
@@ -29,8 +29,10 @@ int32_t run(const sg_call *call) {
   return status;
 }
 
+#ifdef SUROGATE_HOPPER
 constexpr sg_kernel kernel = describe_kernel("rms_norm_linear", "ring", -1, supports, nullptr, run);
 SG_REGISTER_KERNEL(kernel);
+#endif
 
 }  // namespace
 }  // namespace sg::cuda

@@ -123,8 +123,9 @@ class Runtime:
     @cached_property
     def _normed_tokens(self) -> int:
         """Norms go into products of up to so many tokens."""
+        built = any(row["op"] == "rms_norm_linear" and row["name"] == "ring" for row in engine.kernels())
         info = engine.device_info(self.queue.backend, self.queue.device)
-        return RING_TOKENS if info["architecture"] == RING_ARCHITECTURE else FEW_TOKENS
+        return RING_TOKENS if built and info["architecture"] == RING_ARCHITECTURE else FEW_TOKENS
 
     @cached_property
     def _stored(self) -> FrozenWeights:
