@@ -24,9 +24,9 @@ def main() -> int:
         nonlocal count
         told = list(poll(timeout))
         count += bool(told)
-        if count > 3:
+        if count > 1:
             raise EngineError("a test ended the engine's thread")
-        return told
+        return told[:2]  # of however many steps: no answer is whole
 
     model._pump._poll = dying
     server.last_words = lambda: asyncio.to_thread(sys.stdin.read)
