@@ -25,9 +25,9 @@ def test_closed_loop_shared_prefixes_and_burst():
     for found in (first, second):
         assert (found["requests"], found["failed"], found["output_tokens"], found["prompt_tokens"]) == (5, 0, 30, 200)
         assert found["first_token_ms"]["p50"] <= found["request_ms"]["p50"]
-        assert 0 <= found["server_processor_seconds"] < 10  # in ticks of 10 ms
     assert first["cached_tokens"] >= 4 * 32  # all but the first
-    (burst,) = lines("tiny", "--concurrency", "2", "--burst", "--repetitions", "1", *SMALL)
+    (burst,) = lines("tiny", "--concurrency", "2", "--burst", "--repetitions", "20", *SMALL)
+    assert burst["server_processor_seconds"] > 0  # which comes in ticks of 10 ms: five requests may need none
     assert burst["prefill_tokens_per_second"] > 0 and burst["one_token_ms"] > 0
     assert ("decode_not_told" in burst) == (burst["decode_tokens_per_second"] is None)  # a busy machine tells none
 
