@@ -161,7 +161,7 @@ PAGED_ATTENTION = Op(
         "window": WINDOW,
         "softcap": SOFTCAP,
         "block_size": Attr(int, None, "positions in one block of the cache"),
-        "lone": Attr(int, 0, "1: every token is of another sequence, which kernels may rely on"),
+        "lone": Attr(int, 0, "1: every token is of another sequence, whose earlier rows nothing writes while the program runs"),
     },
     infer=infer_paged_attention,
     reference=reference_paged_attention,

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .. import ops
@@ -41,8 +41,8 @@ class EmitOptions:
     forward). master, states: dtypes of what is kept of trained parameters, see `TrainedTypes`. prefetch: the stream
     on which copies of quantised weights are made for the products that read them, see `prefetch`; None: they are read as
     stored. outside: inputs, constants, states and outputs that are bound from outside, by name, and of how many bytes that
-    memory is at least. fixed: nothing writes the frozen parameters while this program or another of its queue runs. more:
-    declares the entries that follow the graph's own."""
+    memory is at least. fixed: nothing writes the frozen parameters, nor inputs that this program does not, while it or another
+    of its queue runs. more: declares the entries that follow the graph's own."""
 
     bindings: Mapping[str, int]
     compute: str
@@ -104,6 +104,8 @@ class Emitter:
         self._entries(calls)
         if self.options.more is not None:
             self.options.more(self)
+        if self.options.fixed:
+            self._mark_inputs()
         program = self.program
         program.arenas = [Arena(name, size) for name, size in self.arena_sizes.items()]
         program.fingerprint = hashlib.sha256(program.to_bytes()).digest()
@@ -235,6 +237,13 @@ class Emitter:
         arena = self._arena(name) if layer is None else None
         storage = self.add_storage(name, arena, byte_count(value.dtype, shape), PERSISTENT)
         return self.add_tensor(name, storage, value.dtype, shape)
+
+    def _mark_inputs(self) -> None:
+        program = self.program
+        made = {program.tensor(o).storage for i in program.instructions for o in i.outputs if o is not None}
+        for place, storage in enumerate(program.storages):
+            if storage.flags & HOST_WRITTEN and storage.name not in made:
+                program.storages[place] = replace(storage, flags=storage.flags | FIXED)
 
     def _arena(self, name: str) -> str | None:
         return None if name in self.options.outside else "inputs"

@@ -85,7 +85,7 @@ RING_SIZES = ((64, 64), (33, 8), (130, 2048), (20000, 72), (1000, 1024), (72, 82
 more chunks than stages."""
 
 
-@pytest.mark.parametrize("tokens", (1, 8, 9, 16, 17, 32))
+@pytest.mark.parametrize("tokens", (1, 8, 9, 16, 17, 32, 33, 64, 65, 128))
 @pytest.mark.parametrize(("n", "k"), RING_SIZES)
 def test_sizes_of_the_ring(ring, tokens, n, k):
     Product(tokens, n, k).check(ring)

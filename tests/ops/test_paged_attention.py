@@ -7,6 +7,10 @@ import numpy as np
 import pytest
 
 from surogate_core import engine, ops
+from surogate_core.program.program import (
+    FIXED, HOST_WRITTEN, PERSISTENT, Arena, Entry, Instruction, Program, Storage, TensorEntry, dense_strides,
+)
+from surogate_core.weights.formats import byte_count
 from surogate_core.weights.quants import dequantize, quantize
 
 pytestmark = pytest.mark.cuda
@@ -206,3 +210,60 @@ def test_more_windows_than_are_put_in_order():
     for sequence in (0, 31, 64, count - 1):
         alone = Call(cache, [(sequence, 0, 132)], 1).run()
         assert found[132 * sequence : 132 * (sequence + 1)].tobytes() == alone.tobytes()
+
+
+@pytest.mark.parametrize(("kv_heads", "group", "head_dim"), ((8, 2, 128), (2, 4, 64), (1, 4, 256)))
+@pytest.mark.parametrize("tokens", (1, 3, 20, 40, 130))
+def test_rows_of_earlier_steps_are_read_before_the_kernels_ahead_have_ended(kv_heads, group, head_dim, tokens):
+    """Four layers on one cache, so that each token's own row is written anew between them: with tables that nothing writes the
+    bits are those of kernels that wait for everything."""
+    lengths = [1 + (37 * i + 600) % 900 for i in range(tokens)]
+    cache = Cache(lengths, kv_heads, head_dim)
+    early, late = (_layers(cache, lengths, group, flags) for flags in (FIXED, 0))
+    assert [a.tobytes() for a in early] == [a.tobytes() for a in late]
+    assert len({a.tobytes() for a in early}) == len(early) and not np.isnan(early).any()
+
+
+def _layers(cache: Cache, lengths: list[int], group: int, flags: int, layers: int = 4) -> list[np.ndarray]:
+    tokens, heads, dim = len(lengths), cache.kv_heads, cache.head_dim
+    rng = np.random.default_rng(7)
+    at = np.array(lengths, np.int32) - 1
+    ids = np.arange(tokens, dtype=np.int32)
+    arrays = {
+        "sequence_ids": ids, "positions": at, "block_tables": cache.tables,
+        "slots": cache.tables[ids, at // cache.block] * cache.block + at % cache.block,
+        "angles": rng.standard_normal((1024, dim // 2, 2)).astype(np.float32),
+    }
+    indices = set(arrays)
+    kinds = {name: ("f32" if a.dtype == np.float32 else "i32", a.shape) for name, a in arrays.items()}
+    for name, stored, values in zip(("keys", "values"), cache.stored, cache.values, strict=True):
+        arrays[name], kinds[name] = stored, ("bf16", values.shape)
+    program = Program()
+    for layer in range(layers):
+        for name, count in (("q", group * heads), ("k", heads), ("v", heads)):
+            arrays[f"{name}{layer}"] = quantize(rng.standard_normal((tokens, count * dim)).astype(np.float32), "bf16")
+            kinds[f"{name}{layer}"] = ("bf16", (tokens, count, dim))
+        for name in ("rotated", "o"):
+            kinds[f"{name}{layer}"] = ("bf16", (tokens, group * heads, dim))
+        program.instructions.append(Instruction(
+            "rope_kv_write", (f"q{layer}", f"k{layer}", f"v{layer}", "positions", "angles", "slots", None, None),
+            (f"rotated{layer}", "keys", "values"), (("eps", 1e-6), ("interleaved", 0)),
+        ))
+        program.instructions.append(Instruction(
+            "paged_attention", (f"rotated{layer}", "keys", "values", "sequence_ids", "positions", "block_tables"), (f"o{layer}",),
+            (("block_size", cache.block), ("lone", 1), ("scale", dim**-0.5), ("softcap", 0.0), ("window", 0)), kernel=KERNEL,
+        ))
+    size = 0
+    for name, (dtype, shape) in kinds.items():
+        nbytes = byte_count(dtype, shape)
+        program.storages.append(Storage(name, "all", size, nbytes, PERSISTENT | HOST_WRITTEN | (flags if name in indices else 0)))
+        program.tensors.append(TensorEntry(name, name, 0, dtype, shape, dense_strides(shape)))
+        size += -(-nbytes // 256) * 256
+    program.arenas.append(Arena("all", size))
+    program.entries.append(Entry("run", 0, len(program.instructions)))
+    session = engine.Session(program.to_bytes(), BACKEND)
+    for name, array in arrays.items():
+        session.write(name, np.ascontiguousarray(array))
+    session.run("run")
+    found = [session.read(f"o{layer}") for layer in range(layers)]
+    return [dequantize(a.reshape(tokens, -1), "bf16") for a in found]

@@ -1,4 +1,4 @@
-// Products of up to 32 tokens with a bf16 weight on compute capability 9.0: y[T, N] = alpha x[T, K] weight[N, K]^T + bias +
+// Products of up to 128 tokens with a bf16 weight on compute capability 9.0: y[T, N] = alpha x[T, K] weight[N, K]^T + bias +
 // addend, where x may be normed first and the two halves of N be a gated unit, as rms_norm_linear.cuh reads it.
 //
 // Floor: the bytes of the weight. A block takes 64 rows of it (32 of the gate and the 32 that belong to them), in chunks of
@@ -7,6 +7,9 @@
 // first stages are asked for before the kernels ahead have ended: two blocks fit a multiprocessor, so that the weights of
 // a product come while the one before it still works, and behind it there is only x to read. Few tiles are shared by the
 // blocks of a cluster, each with a part of K; they send their sums to the one that has the row, which adds them in order.
+//
+// More than 32 tokens are slices of 64, a block each for every tile. All of them read the weight, and every block reads x, by
+// way of the second-level cache, at some 5 TB/s: a library's larger tiles are ahead where that is more than some 40 MB.
 //
 // A norm: x arrives as it is, and the warpgroup multiplies its chunk by the norm's weight, rounds it to bf16 where it lies,
 // and adds up the squares; a token's sums are scaled by its norm at the end.
@@ -21,7 +24,9 @@
 
 namespace sg::cuda {
 
-constexpr int kRingTokens = 32;  // the most
+constexpr int kRingTokens = 128;   // the most
+constexpr int kNormedTokens = 32;  // with a norm, and the most that all blocks take at once
+constexpr int kSliceTokens = 64;   // that a block takes where there are more
 constexpr int kRingRows = 64;    // of the weight, of a tile: those of a warpgroup's product
 constexpr int kHalfRows = 32;    // of the gate, of a gated tile
 constexpr int kRingTerms = 64;   // of a chunk: a row of 128 bytes
@@ -46,11 +51,13 @@ struct RingProblem : NormedProblem {
 };
 
 // How a block lays out its shared memory: stages, their norm weights, sums, squares, barriers. A block of a cluster makes one
-// tile: where others have sums it has what it is sent, and leaves its own where the second warpgroup's first stage was. A
-// stage is always the same warpgroup's, so their number is even: a barrier tells one phase from the next, and no more.
+// tile: where others have sums it has what it is sent, and leaves its own where the second warpgroup's first stage was, if
+// they fit there. A stage is always the same warpgroup's, so their number is even: a barrier tells one phase from the next,
+// and no more.
 template <int TOKENS, class X, bool normed>
 struct RingLayout {
-  static constexpr int kEach = normed ? 2 : 1;         // chunks that a warpgroup takes together
+  // Chunks that a warpgroup takes together: two where it has its own work with them, and there are tokens to do it for.
+  static constexpr int kEach = normed && TOKENS > 8 ? 2 : 1;
   static constexpr int kRound = kRingGroups * kEach;   // chunks of a round; K is filled up to whole rounds, with zeros
   static constexpr int kBoxes = sizeof(X) / 2;  // of 128 bytes a token, of a chunk
   static constexpr int kTermBytes = TOKENS * kSwizzledRow * kBoxes;
@@ -60,15 +67,17 @@ struct RingLayout {
   static constexpr int kSquareBytes = normed ? kRingGroups * TOKENS * 4 : 0;
   static constexpr int kBarrierBytes = (2 * kMostStages + 1) * 8 + 8;
   static constexpr int kSentSums = TOKENS * kRingRows * 4, kSentSquares = normed ? kMostCluster * TOKENS * 4 : 0;
+  static constexpr bool sums_in_stage(bool cluster) { return cluster && kSumBytes <= kStageBytes; }
   static constexpr int around(bool cluster) {
-    return (cluster ? kSentSums + kSentSquares : kSumBytes) + kSquareBytes + kBarrierBytes;
+    const int sent = cluster ? kSentSums + kSentSquares : 0, sums = sums_in_stage(cluster) ? 0 : kSumBytes;
+    return sent + sums + kSquareBytes + kBarrierBytes;
   }
   static constexpr int stages(bool cluster) {
     const int room = (kRingShared - around(cluster)) / (kStageBytes + kFactorBytes);
     return std::min(kMostStages, room / kRingGroups * kRingGroups);
   }
   static constexpr int bytes(int stages, bool cluster) { return around(cluster) + stages * (kStageBytes + kFactorBytes); }
-  static_assert(kTermBytes % 1024 == 0 && kSumBytes <= kStageBytes);
+  static_assert(kTermBytes % 1024 == 0);
   static_assert(stages(true) >= kRound);
 };
 
@@ -89,7 +98,7 @@ struct Ring {
   float *sent_squares;
   Inbox *inbox;
   uint32_t ring, full, empty;
-  int splits, rank, first_chunk, chunks, tiles;
+  int splits, rank, first_chunk, chunks, tiles, first_token, tokens;
 
   __device__ Ring(const RingProblem &problem, unsigned char *shared) : p(problem) {
     if (shared_address(shared) % 1024 != 0) __trap();  // swizzled tiles are aligned to that
@@ -99,8 +108,12 @@ struct Ring {
     unsigned char *const results = factors + p.stages * Layout::kFactorBytes;
     sent = reinterpret_cast<float4 *>(results);
     sent_squares = reinterpret_cast<float *>(results + Layout::kSentSums);
-    sums = reinterpret_cast<float *>(splits > 1 ? stages + Layout::kStageBytes : results);
-    squares = reinterpret_cast<float *>(results + (splits > 1 ? Layout::kSentSums + Layout::kSentSquares : Layout::kSumBytes));
+    first_token = static_cast<int>(blockIdx.z) * TOKENS;
+    tokens = min(p.product.tokens - first_token, TOKENS);
+    unsigned char *const behind = results + (splits > 1 ? Layout::kSentSums + Layout::kSentSquares : 0);
+    const bool in_stage = Layout::sums_in_stage(splits > 1);
+    sums = reinterpret_cast<float *>(in_stage ? stages + Layout::kStageBytes : behind);
+    squares = reinterpret_cast<float *>(behind + (in_stage ? 0 : Layout::kSumBytes));
     unsigned char *const barriers = reinterpret_cast<unsigned char *>(squares) + Layout::kSquareBytes;
     inbox = reinterpret_cast<Inbox *>(barriers) + 2 * kMostStages;
     ring = shared_address(stages);
@@ -121,7 +134,7 @@ struct Ring {
         barrier_init(empty + 8 * s, kWarpgroup / 32);
       }
       barriers_are_there();
-      if (splits > 1) open_inbox(inbox, p.product.tokens * (kRingRows * 4 + (normed ? splits * 4 : 0)));
+      if (splits > 1) open_inbox(inbox, tokens * (kRingRows * 4 + (normed ? splits * 4 : 0)));
     }
     __syncthreads();
     if (splits > 1) ready_for_sends();
@@ -176,7 +189,7 @@ struct Ring {
 #pragma unroll
     for (int box = 0; box < Layout::kBoxes; ++box) {
       const int term = (first_chunk + at.chunk) * kRingTerms + box * (kRingTerms / Layout::kBoxes);
-      copy_tile(to + box * TOKENS * kSwizzledRow, map, term, 0, full + 8 * at.stage);
+      copy_tile(to + box * TOKENS * kSwizzledRow, map, term, first_token, full + 8 * at.stage);
     }
   }
 
@@ -380,20 +393,20 @@ struct Ring {
   static constexpr int kHalfQuads = kQuads / kHalves;
   __device__ int quads() const { return kHalfQuads >> p.splits_log2; }
   __device__ float4 *sent_by(int from, int token, int half, int quad) const {
-    return sent + (((from * p.product.tokens + token) * kHalves + half) * quads() + quad);
+    return sent + (((from * tokens + token) * kHalves + half) * quads() + quad);
   }
   // To each block of the cluster what it finishes.
   __device__ void send_sums() const {
     const int each = quads();
 #pragma unroll 1
-    for (int i = static_cast<int>(threadIdx.x); i < kQuads * p.product.tokens; i += kSumThreads) {
+    for (int i = static_cast<int>(threadIdx.x); i < kQuads * tokens; i += kSumThreads) {
       const int token = i / kQuads, half = i % kQuads / kHalfQuads, quad = i % kHalfQuads;
       const float4 sum = *reinterpret_cast<const float4 *>(sums + token * kSumStride + i % kQuads * 4);
       send(sum, sent_by(rank, token, half, quad & (each - 1)), inbox, quad * splits / kHalfQuads);
     }
     if constexpr (normed) {
       const int token = static_cast<int>(threadIdx.x);
-      if (token < p.product.tokens) {
+      if (token < tokens) {
         const float square = squares[token] + squares[TOKENS + token];
 #pragma unroll 1
         for (int to = 0; to < splits; ++to) send(square, sent_squares + rank * TOKENS + token, inbox, to);
@@ -438,13 +451,13 @@ struct Ring {
     const int64_t count = p.product.n / kHalves;
     const int each = quads();
 #pragma unroll 1
-    for (int i = static_cast<int>(threadIdx.x); i < each * p.product.tokens; i += kSumThreads) {
+    for (int i = static_cast<int>(threadIdx.x); i < each * tokens; i += kSumThreads) {
       const int token = i * splits / kHalfQuads, quad = i & (each - 1);
       const int64_t column = int64_t{tile} * kColumns + (rank * each + quad) * 4, left = count - column;
       float value[4], added[4] = {};
       if (p.addend != nullptr && left > 0) {
         with_result_type([&]<class Y>(Y *) {
-          const Y *from = static_cast<const Y *>(p.addend) + token * p.product.addend_stride + column;
+          const Y *from = static_cast<const Y *>(p.addend) + (first_token + token) * p.product.addend_stride + column;
           p.quads ? load<4>(from, added) : load_upto<4, false>(from, left, added);
         });
       }
@@ -462,7 +475,7 @@ struct Ring {
         multiply_activated(p.activation, value, up);
       }
       with_result_type([&]<class Y>(Y *y) {
-        Y *to = y + token * p.product.y_stride + column;
+        Y *to = y + (first_token + token) * p.product.y_stride + column;
         p.quads ? store<4>(to, value) : store_upto<4, false>(to, left, value);
       });
     }
@@ -505,13 +518,17 @@ __global__ void __launch_bounds__(kRingThreads, kRingBlocks)
 #endif
 }
 
-// Whether it is quicker than the kernels for few tokens. With a K of 4096 and more it is, alone; but a step of one token, of
-// 8B, was not: its products lack what theirs bring to the second-level cache while attention runs.
-inline bool beats_few(const NormedProblem &p) { return p.product.tokens > kFewTokens || p.product.k < 4096; }
+// Whether it is ahead of a library's. Beside other kernels two microseconds are gained that it does not gain by itself, as its
+// blocks come while the kernel ahead works.
+inline bool is_quick(const FewProblem &p) {
+  constexpr int64_t kMostBytes = 40 << 20;
+  const int64_t blocks = ceil_div(p.n, kRingRows) * ceil_div(p.tokens, kSliceTokens);
+  return p.tokens <= kNormedTokens || 2 * blocks * p.k * (kRingRows + kSliceTokens) <= kMostBytes;
+}
 
 // Whether the kernel is there for a call that read_few or read_normed can read.
 inline bool ring_supports(const NormedProblem &p, const sg_tensor *x, const sg_tensor *weight) {
-  return device().architecture == 90 && p.product.tokens > 0 && p.product.tokens <= kRingTokens && p.product.k > 0 &&
+  return device().architecture == 90 && p.product.tokens > 0 && p.product.k > 0 &&
          p.product.k % 8 == 0 && p.product.n < INT32_MAX - 2 * kRingRows && can_map_tiles(x) && can_map_tiles(weight);
 }
 
@@ -528,17 +545,19 @@ int32_t launch_ring(const sg_call *call, RingProblem &p, const sg_tensor *x, con
   p.rounds = static_cast<int>(ceil_div(p.product.k, kRingTerms * Layout::kRound));
   p.splits_log2 = 0;
   int splits = 1;
-  while (splits < kMostCluster && 4 * splits * p.tiles <= 3 * units && p.rounds * Layout::kRound / (2 * splits) >= kLeastChunks) {
+  const int slices = static_cast<int>(ceil_div(p.product.tokens, TOKENS)), chunks = p.rounds * Layout::kRound;
+  while (splits < kMostCluster && 4 * splits * p.tiles * slices <= 3 * units && chunks / (2 * splits) >= kLeastChunks) {
     splits *= 2;
     ++p.splits_log2;
   }
-  const int blocks = splits > 1 ? p.tiles : std::min(p.tiles, kRingBlocks * units);
+  const int blocks = splits > 1 ? p.tiles : std::min(p.tiles, kRingBlocks * units / slices);
   const int64_t most = ceil_div(p.tiles, blocks) * ceil_div(p.rounds, splits) * Layout::kRound;
   p.stages = static_cast<int>(std::min<int64_t>(most, Layout::stages(splits > 1)));
   const int bytes = Layout::bytes(p.stages, splits > 1);
   const auto kernel = linear_ring<TOKENS, X, normed, gated>;
   cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-  launch_clusters_ahead(call, dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(splits)),
+  launch_clusters_ahead(call,
+                        dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(splits), static_cast<unsigned>(slices)),
                         static_cast<unsigned>(splits), kRingThreads, static_cast<size_t>(bytes), kernel, p, weight_map,
                         x_map);
   return launched(call);
@@ -560,7 +579,10 @@ int32_t run_ring(const sg_call *call, RingProblem &p, const sg_tensor *x, const 
             (addend == nullptr || packs(p.addend, many ? p.product.addend_stride : 0));
   if (p.product.tokens <= 8) return launch_ring<8, X, normed, gated>(call, p, x, weight);
   if (p.product.tokens <= 16) return launch_ring<16, X, normed, gated>(call, p, x, weight);
-  return launch_ring<32, X, normed, gated>(call, p, x, weight);
+  if constexpr (!normed) {
+    if (p.product.tokens > kNormedTokens) return launch_ring<kSliceTokens, X, normed, gated>(call, p, x, weight);
+  }
+  return launch_ring<kNormedTokens, X, normed, gated>(call, p, x, weight);
 }
 
 }  // namespace sg::cuda

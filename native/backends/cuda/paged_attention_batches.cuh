@@ -50,29 +50,34 @@ __device__ __forceinline__ float4 fold_batch(const PagedProblem &p, const unsign
 }
 
 // A batch of a token, by one block: take(i, sum, weights) gets elements [4 i, 4 i + 4) of its sums from the thread that
-// folded them. `shared` is read until the end.
-template <int DIM, int COLUMNS, class Take>
-__device__ __forceinline__ void make_batch(const PagedProblem &p, const LogitFactors &factors, const PagedHead &head,
-                                           const bf16 *q, const KeySplits &cut, int batch, unsigned char *shared,
-                                           float4 *halves, Take &&take) {
-  using Warp = DecodeWarp<DIM, COLUMNS>;
+// folded them. `left`: batch_bytes of shared memory, read until the end.
+template <int DIM, int COLUMNS, class Tiles, class Take>
+__device__ __forceinline__ void make_batch(const PagedProblem &p, const PagedTensors &t, const PagedHead &head,
+                                           const bf16 *q, const KeySplits &cut, int batch, Tiles &tiles,
+                                           unsigned char *left, float4 *halves, Take &&take) {
+  using Warp = DecodeWarp<DIM, COLUMNS, Tiles>;
   const int splits = min(cut.splits - batch * Warp::kSplits, Warp::kSplits), own = Warp::own_split();
+  const int split = batch * Warp::kSplits + own;
+  int number = 0;
+  Warp warp(tiles, number);
+  warp.walk_over(cut, split, false);
+  if (t.early && own < splits) warp.start(head, cut, cut.own_tile());
+  wait_for_kernels_ahead();
   if (own < splits) {
-    const int split = batch * Warp::kSplits + own;
-    Warp warp;
     warp.load_queries(q, p.group);
-    warp.start(head, cut, split, 0);
-    warp.see(factors, head, cut, split, 0, halves);
-    float *const left = reinterpret_cast<float *>(shared + own * split_bytes(p));
-    warp.leave(left, reinterpret_cast<SplitWeights *>(left + p.group * DIM), p.group, factors);
+    warp.start(head, cut, cut.end);
+    warp.see(t.factors, head, cut, split, halves);
+    float *const sums = reinterpret_cast<float *>(left + own * split_bytes(p));
+    warp.leave(sums, reinterpret_cast<SplitWeights *>(sums + p.group * DIM), p.group, t.factors);
   }
   __syncthreads();
   for (int i = threadIdx.x; i < p.group * DIM / 4; i += kDecodeThreads) {
     SplitWeights of_batch;
-    const float4 sum = fold_batch<DIM>(p, shared, splits, i, &of_batch);
+    const float4 sum = fold_batch<DIM>(p, left, splits, i, &of_batch);
     take(i, sum, of_batch);
   }
 }
+__host__ __device__ inline int batch_bytes(const PagedProblem &p) { return batch_splits(p.head_dim) * split_bytes(p); }
 
 // Of a token that sees nothing: 0 for padding, NaN where its keys are not known.
 template <int DIM>
@@ -128,41 +133,44 @@ struct SentBatches {
   }
 };
 
-inline int cluster_shared(const PagedProblem &p) {
-  return batch_splits(p.head_dim) * split_bytes(p) + sent_quads(p) * kSentBytes;
-}
+// Beside the tiles.
+inline int cluster_bytes(const PagedProblem &p) { return batch_bytes(p) + sent_quads(p) * kSentBytes; }
 inline bool folds_in_clusters(const PagedProblem &p, int tokens) {
-  constexpr size_t kOwn = 9 << 10;  // of the kernel's own, at most
+  constexpr int kOwn = (9 << 10) + RingTiles<256>::kBytes;  // of the kernel's own, and of its tiles, at most
   const int64_t batches = batches_of_table(p), blocks = batches * tokens * (p.heads / p.group);
   return has_clusters() && batches <= kMostCluster && blocks <= device().units &&
-         static_cast<size_t>(cluster_shared(p)) + kOwn <= device().shared_memory;
+         static_cast<size_t>(cluster_bytes(p) + kOwn) <= device().shared_memory;
 }
 
 // Block (kv head, batch, token), of a cluster along the batches.
-template <int DIM, int COLUMNS>
+template <int DIM, int COLUMNS, class Tiles>
 __global__ void __launch_bounds__(kDecodeThreads, COLUMNS == 1 ? 3 : 2)
-    paged_cluster(PagedProblem p, PagedIndices at, PagedTensors t, int tokens, bool has_runs) {
-  extern __shared__ __align__(16) unsigned char shared[];
-  __shared__ float4 halves[DecodeWarp<DIM, COLUMNS>::kShared];
+    paged_cluster(const PagedProblem p, const PagedIndices at, const PagedTensors t,
+                  const __grid_constant__ typename Tiles::Maps maps, int tokens, bool has_runs) {
+  extern __shared__ __align__(1024) unsigned char shared[];
+  __shared__ float4 halves[DecodeWarp<DIM, COLUMNS, Tiles>::kShared];
   __shared__ Inbox inbox;
   if (threadIdx.x == 0) open_inbox(&inbox);
   ready_for_sends();
+  t.early ? bring_kernel_behind() : wait_for_kernels_ahead();
   wait_until_ready();
-  wait_for_kernels_ahead();
   const int kv_head = blockIdx.x, batch = blockIdx.y, token = blockIdx.z;
   const int sequence = at.sequence_ids[token], position = at.positions[token];
-  if (has_runs && !is_alone(p, at, tokens, token)) return;
-  if (!is_known(p, sequence, position)) {
-    if (batch == 0) leave_nothing<DIM>(p, at, t, token, kv_head);
+  const bool is_own = !has_runs || is_alone(p, at, tokens, token);
+  if (!is_own || !is_known(p, sequence, position)) {
+    wait_for_kernels_ahead();
+    if (is_own && batch == 0) leave_nothing<DIM>(p, at, t, token, kv_head);
     return;
   }
   const KeySplits cut(p, position);
   const BatchShares shares(p, batches_of<DIM>(cut));
-  if (batch >= shares.batches) return;  // and has no share
+  if (batch >= shares.batches) return wait_for_kernels_ahead();  // and has no share
   const PagedHead head = t.head(p, at, kv_head, sequence);
   const int64_t first = kv_head * p.group * DIM;  // element of a token's heads
-  const SentBatches sent(shared + batch_splits(DIM) * split_bytes(p), shares);
-  make_batch<DIM, COLUMNS>(p, t.factors, head, t.q + token * p.q_stride + first, cut, batch, shared, halves,
+  Tiles tiles(maps, shared);
+  unsigned char *const left = shared + Tiles::kBytes;
+  const SentBatches sent(left + batch_bytes(p), shares);
+  make_batch<DIM, COLUMNS>(p, t, head, t.q + token * p.q_stride + first, cut, batch, tiles, left, halves,
                            [&](int i, const float4 &sum, const SplitWeights &weights) {
                              const int owner = i >> shares.log2, place = i - (owner << shares.log2);
                              const int to = (batch << shares.log2) + place;
@@ -194,22 +202,24 @@ inline size_t batches_workspace(const PagedProblem &p, int tokens) {
 }
 
 // Tokens whose batches are blocks: block (kv head, token, batch).
-template <int DIM, int COLUMNS>
+template <int DIM, int COLUMNS, class Tiles>
 __global__ void __launch_bounds__(kDecodeThreads, COLUMNS == 1 ? 3 : 2)
-    paged_splits(PagedProblem p, PagedIndices at, PagedTensors t, int tokens, bool has_runs, float *sums,
+    paged_splits(const PagedProblem p, const PagedIndices at, const PagedTensors t,
+                 const __grid_constant__ typename Tiles::Maps maps, int tokens, bool has_runs, float *sums,
                  SplitWeights *weights) {
-  extern __shared__ __align__(16) unsigned char shared[];
-  __shared__ float4 halves[DecodeWarp<DIM, COLUMNS>::kShared];
-  wait_for_kernels_ahead();
+  extern __shared__ __align__(1024) unsigned char shared[];
+  __shared__ float4 halves[DecodeWarp<DIM, COLUMNS, Tiles>::kShared];
+  t.early ? bring_kernel_behind() : wait_for_kernels_ahead();
   const int kv_head = blockIdx.x, token = blockIdx.y, batch = blockIdx.z;
   const int sequence = at.sequence_ids[token], position = at.positions[token];
-  if (!is_known(p, sequence, position) || (has_runs && !is_alone(p, at, tokens, token))) return;
+  if (!is_known(p, sequence, position) || (has_runs && !is_alone(p, at, tokens, token))) return wait_for_kernels_ahead();
   const KeySplits cut(p, position);
-  if (batch >= batches_of<DIM>(cut)) return;
+  if (batch >= batches_of<DIM>(cut)) return wait_for_kernels_ahead();
   const int64_t pair = static_cast<int64_t>(token) * gridDim.x + kv_head;
   const int64_t place = (pair * most_batches(p) + batch) * p.group;  // of the first head
-  make_batch<DIM, COLUMNS>(p, t.factors, t.head(p, at, kv_head, sequence),
-                           t.q + token * p.q_stride + kv_head * p.group * DIM, cut, batch, shared, halves,
+  Tiles tiles(maps, shared);
+  make_batch<DIM, COLUMNS>(p, t, t.head(p, at, kv_head, sequence), t.q + token * p.q_stride + kv_head * p.group * DIM,
+                           cut, batch, tiles, shared + Tiles::kBytes, halves,
                            [&](int i, const float4 &sum, const SplitWeights &of_batch) {
                              reinterpret_cast<float4 *>(sums + place * DIM)[i] = sum;
                              if (4 * i % DIM == 0) weights[place + 4 * i / DIM] = of_batch;
@@ -258,24 +268,28 @@ __global__ void __launch_bounds__(DIM)
 }
 
 // Lone tokens of a call.
-template <int DIM, int COLUMNS>
-void launch_batches(const sg_call *call, const PagedProblem &p, const PagedTensors &t, int tokens, bool has_runs) {
+template <int DIM, int COLUMNS, class Tiles>
+void launch_batches(const sg_call *call, const PagedProblem &p, const PagedTensors &t, const typename Tiles::Maps &maps,
+                    int tokens, bool has_runs) {
   const PagedIndices at = paged_indices(call);
   const auto kv_heads = static_cast<unsigned>(p.heads / p.group), count = static_cast<unsigned>(tokens);
+  const auto batches = static_cast<unsigned>(batches_of_table(p));
+  const int64_t blocks = int64_t{kv_heads} * count * batches;
   if (folds_in_clusters(p, tokens)) {
-    const auto kernel = paged_cluster<DIM, COLUMNS>;
-    const int shared = cluster_shared(p);
-    const auto cluster = static_cast<unsigned>(batches_of_table(p));
-    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
-    launch_clusters_ahead(call, dim3(kv_heads, cluster, count), cluster, kDecodeThreads, static_cast<size_t>(shared),
-                          kernel, p, at, t, tokens, has_runs);
+    const auto kernel = paged_cluster<DIM, COLUMNS, Tiles>;
+    const int shared = Tiles::kBytes + cluster_bytes(p);
+    take_shared(kernel, shared, blocks);
+    launch_clusters_ahead(call, dim3(kv_heads, batches, count), batches, kDecodeThreads, static_cast<size_t>(shared),
+                          kernel, p, at, t, maps, tokens, has_runs);
     return;
   }
   SplitWeights *const weights = static_cast<SplitWeights *>(call->workspace);
   float *const sums = reinterpret_cast<float *>(static_cast<char *>(call->workspace) + weights_bytes(p, tokens));
-  const dim3 blocks(kv_heads, count, static_cast<unsigned>(batches_of_table(p)));
-  launch_ahead(call, blocks, kDecodeThreads, static_cast<size_t>(batch_splits(DIM) * split_bytes(p)),
-               paged_splits<DIM, COLUMNS>, p, at, t, tokens, has_runs, sums, weights);
+  const auto kernel = paged_splits<DIM, COLUMNS, Tiles>;
+  const int shared = Tiles::kBytes + batch_bytes(p);
+  take_shared(kernel, shared, blocks);
+  launch_ahead(call, dim3(kv_heads, count, batches), kDecodeThreads, static_cast<size_t>(shared), kernel, p, at, t, maps,
+               tokens, has_runs, sums, weights);
   launch_ahead(call, dim3(static_cast<unsigned>(p.heads), count), DIM, 0, paged_combine<DIM>, p, at, tokens, has_runs,
                static_cast<const float *>(sums), static_cast<const SplitWeights *>(weights), t.o);
 }

@@ -1,12 +1,15 @@
 // Tokens of their own, each against its cached keys: what a decoding step asks of paged_attention.
 //
-// A key-value head's keys are read once for all of its query heads. A warp takes 16 keys at a time, straight from
-// memory into the fragments of mma.m16n8k16 without shared memory: keys and the dimensions of values are the rows of
-// the products, query heads the columns. A thread takes 16 neighbouring bytes where the instruction's own layout would
-// have it take 4; queries are read the same way. The next keys are under way while weights are made, the next values
-// while keys are multiplied, from one split to the next too: up to 8 KB a warp. Heads of more than 128 elements are
-// made by two warps, each with one half of the dimensions of keys and of values, which add up their halves of the
-// logits in shared memory: neither registers nor bytes under way are then any other than those of a head of 128.
+// A key-value head's keys are read once for all of its query heads. A warp takes 16 keys at a time (paged_attention_tiles.cuh)
+// into the fragments of mma.m16n8k16: keys and the dimensions of values are the rows of the products, query heads the
+// columns. The next keys are under way while weights are made, the next values while keys are multiplied, from one split to
+// the next too. Heads of more than 128 elements are made by two warps, each with one half of the dimensions of keys and of
+// values, which add up their halves of the logits in shared memory: neither registers nor bytes under way are then any other
+// than those of a head of 128.
+//
+// The rows of a lone token's earlier positions were written by runs of a program that are over. So where nothing writes
+// positions and tables either, the first tiles are asked for before the kernels ahead have ended: all but the one with
+// the token's own row.
 //
 // The keys of a token are cut into splits. Those that a block's warps make at a time, a batch, are folded in shared
 // memory, and batches into the result, both in their order. Where keys are cut depends on the position and on the
@@ -16,14 +19,10 @@
 #pragma once
 
 #include "attention_common.cuh"
-#include "attention_ptx.cuh"
-#include "paged_attention.cuh"
-#include "paged_attention_ptx.cuh"
+#include "paged_attention_tiles.cuh"
 
 namespace sg::cuda {
 
-constexpr int kDecodeWarps = 4, kDecodeThreads = 32 * kDecodeWarps;
-constexpr int kTileKeys = 16;  // that a warp takes at a time; blocks of the cache hold a multiple of them
 constexpr int kMostSplitsLog2 = 6, kMostSplits = 1 << kMostSplitsLog2;
 constexpr int kLeastTiles = 2;  // of a split
 
@@ -32,8 +31,7 @@ __host__ __device__ inline int most_splits_log2(const PagedProblem &p) {
   return p.heads <= 2 * p.group ? kMostSplitsLog2 : kMostSplitsLog2 - 1;
 }
 __host__ __device__ inline int most_splits(const PagedProblem &p) { return 1 << most_splits_log2(p); }
-// Neighbouring warps that make a split of heads of `dim` together, and the splits of a batch.
-__host__ __device__ constexpr int split_warps(int dim) { return dim > 128 ? 2 : 1; }
+// The splits of a batch.
 __host__ __device__ constexpr int batch_splits(int dim) { return kDecodeWarps / split_warps(dim); }
 
 // Tokens are told apart within aligned windows of this many: those that go on where the token before them left off, and
@@ -101,6 +99,7 @@ struct KeySplits {
     tiles = max(kLeastTiles, ((end - begin - 1) >> most_splits_log2(p)) + 1);
     splits = static_cast<int>(static_cast<unsigned>(end - begin + tiles - 1) / static_cast<unsigned>(tiles));
   }
+  __device__ int own_tile() const { return end - 1; }
 };
 
 // What a split or a batch leaves of one head: sums of weighted values beside these.
@@ -129,26 +128,12 @@ __device__ inline float4 folded(const float4 &sum, float before, const float4 &s
           folded(sum.z, before, split.z, after), folded(sum.w, before, split.w, after)};
 }
 
-// One key-value head of the caches, and the table of one sequence.
-struct PagedHead {
-  const bf16 *keys, *values;
-  int64_t key_stride, value_stride;
-  const int32_t *table;
-  int tiles_per_block, cache_tiles;
-
-  // The cache's tile that holds a tile of positions, or -1.
-  __device__ int tile_at(int tile) const {
-    const int block = tiles_per_block == 1 ? tile : tile / tiles_per_block;
-    const int64_t place = static_cast<int64_t>(table[block]) * tiles_per_block + (tile - block * tiles_per_block);
-    return place >= 0 && place < cache_tiles ? static_cast<int>(place) : -1;
-  }
-};
-
 // The operands whose heads it is made of.
 struct PagedTensors {
   const bf16 *q, *keys, *values;
   bf16 *o;
   int tiles_per_block, cache_tiles;
+  bool early;  // positions, tables, and rows of earlier positions can be read before the kernels ahead have ended
   LogitFactors factors;
 
   __device__ PagedHead head(const PagedProblem &p, const PagedIndices &at, int kv_head, int sequence) const {
@@ -158,37 +143,66 @@ struct PagedTensors {
             p.value_stride,
             at.block_tables + sequence * p.max_blocks,
             tiles_per_block,
-            cache_tiles};
+            cache_tiles,
+            kv_head};
   }
 };
 
+// Whether tiles come through rings.
+inline bool has_ring() {
+#ifdef SUROGATE_HOPPER
+  return device().architecture == 90;
+#else
+  return false;
+#endif
+}
+// The maps of a call's caches. False where the driver refuses.
+inline bool map_caches(const sg_call *, const PagedProblem &, NoMaps *) { return true; }
+inline bool map_caches(const sg_call *call, const PagedProblem &p, TileMaps *maps) {
+  const int parts = p.head_dim / split_warps(p.head_dim) / 64;
+  return map_heads(input(call, 1), parts, kTileKeys, &maps->keys) && map_heads(input(call, 2), parts, kTileKeys, &maps->values);
+}
+
+// Lets each of a kernel's `blocks` have `bytes`, and multiprocessors divide their memory for as many of these as there will be
+// on one: the rest is a first-level cache, which products behind it may be made of.
+template <class Kernel>
+void take_shared(Kernel kernel, int bytes, int64_t blocks) {
+  constexpr int64_t kReserved = 2 << 10;  // of a block, by the system and the kernel's own
+  const int64_t each = ceil_div(blocks, device().units), all = static_cast<int64_t>(device().shared_memory);
+  const int64_t percent = std::min<int64_t>(ceil_div(100 * each * (bytes + kReserved), all), 100);
+  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+  cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, static_cast<int>(percent));
+}
+
 // A warp's part of one token: COLUMNS times 8 query heads of one key-value head, whose elements are a multiple of 16.
-template <int DIM, int COLUMNS>
-struct DecodeWarp {
-  static constexpr int kWarps = split_warps(DIM), kSplits = batch_splits(DIM);
-  static constexpr int kDims = DIM / kWarps;         // of this warp
-  static constexpr int kChunks = (kDims + 31) / 32;  // of a key: 8 elements a lane
-  static constexpr int kParts = (kDims + 63) / 64;   // of a value: 8 elements a lane
-  static constexpr int kShared = kWarps == 1 ? 1 : 2 * kDecodeWarps * COLUMNS * 32;
-  uint4 queries[COLUMNS][kChunks], keys[kChunks][2], values[kParts][4];
+template <int DIM, int COLUMNS, class Tiles>
+struct DecodeWarp : WarpDims<DIM> {
+  using Dims = WarpDims<DIM>;
+  static constexpr int kSplits = batch_splits(DIM), kChunks = Dims::kChunks, kParts = Dims::kParts;
+  static constexpr int kShared = Dims::kWarps == 1 ? 1 : 2 * kDecodeWarps * COLUMNS * 32;
+  uint4 queries[COLUMNS][kChunks];
   float sums[kParts][4][COLUMNS][4];
   float base[COLUMNS][2], total[COLUMNS][2];
-  int place;   // the cache's tile in keys and values, or -1
-  int places;  // of 32 of the warp's tiles, a lane each
-  int walked;  // tiles whose place was taken
+  Tiles &tiles;
+  int &number;     // of the tile that is seen next
+  uint32_t known;  // a bit for each tile under way: whether the cache has it
 
-  // Which split of a batch, and the warp's first dimension.
-  __device__ static __forceinline__ int own_split() { return static_cast<int>(threadIdx.x) / 32 / kWarps; }
-  __device__ static __forceinline__ int own_dim() {
-    return kWarps == 1 ? 0 : static_cast<int>(threadIdx.x) / 32 % kWarps * kDims;
-  }
-  // Whether the head has this lane's elements of a chunk of a key, of a part of a value.
-  __device__ static __forceinline__ bool has_chunk(int i) {
-    return kDims % 32 == 0 || 32 * i + 8 * (lane_index() % 4) < kDims;
-  }
-  __device__ static __forceinline__ bool has_part(int part) {
-    return kDims % 64 == 0 || 64 * part + 8 * (lane_index() / 4) < kDims;
-  }
+  // The warp's tiles, in their order: those of its split, or of all its splits, `kSplits` apart.
+  struct Walk {
+    int begin, tiles, end;  // the first tile; of a split; past the last split's
+    int asked;              // tiles
+    int places;             // where the cache holds 32 of them, a lane each
+
+    __device__ __forceinline__ int tile(int i) const {
+      const int split = static_cast<int>(static_cast<unsigned>(i) / static_cast<unsigned>(tiles));
+      return begin + i + split * (kSplits - 1) * tiles;
+    }
+  } walk;
+
+  __device__ DecodeWarp(Tiles &from, int &first) : tiles(from), number(first) {}
+
+  // Which split of a batch.
+  __device__ static __forceinline__ int own_split() { return static_cast<int>(threadIdx.x) / 32 / Dims::kWarps; }
 
   // q: of the key-value head's first query head.
   __device__ __forceinline__ void load_queries(const bf16 *q, int heads) {
@@ -199,8 +213,8 @@ struct DecodeWarp {
 #pragma unroll
       for (int i = 0; i < kChunks; ++i) {
         queries[c][i] = uint4{};
-        if (head < heads && has_chunk(i)) {
-          queries[c][i] = *reinterpret_cast<const uint4 *>(q + head * DIM + own_dim() + 32 * i + 8 * (lane % 4));
+        if (head < heads && Dims::has_chunk(i)) {
+          queries[c][i] = *reinterpret_cast<const uint4 *>(q + head * DIM + Dims::own_dim() + 32 * i + 8 * (lane % 4));
         }
       }
     }
@@ -219,44 +233,18 @@ struct DecodeWarp {
     }
   }
 
-  // Rows lane / 4 and lane / 4 + 8 of a tile.
-  __device__ __forceinline__ void load_keys(const PagedHead &head, int tile) {
-    const int lane = lane_index();
-    const bf16 *row = head.keys + (static_cast<int64_t>(tile) * kTileKeys + lane / 4) * head.key_stride;
-    row += own_dim() + 8 * (lane % 4);
-#pragma unroll
-    for (int i = 0; i < kChunks; ++i) {
-      keys[i][0] = keys[i][1] = uint4{};
-      if (!has_chunk(i)) continue;
-      keys[i][0] = load_cached(row + 32 * i);
-      keys[i][1] = load_cached(row + 8 * head.key_stride + 32 * i);
-    }
-  }
-
-  // Rows 2 t, 2 t + 1, 2 t + 8 and 2 t + 9, t = lane % 4, of a tile. A row outside [low, high] may never have been
-  // written: the nearest inside stands for it, and gets no weight.
-  __device__ __forceinline__ void load_values(const PagedHead &head, int tile, int low, int high) {
-    const int lane = lane_index();
-    const bf16 *rows = head.values + static_cast<int64_t>(tile) * kTileKeys * head.value_stride;
-    rows += own_dim() + 8 * (lane / 4);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const bf16 *row = rows + min(max(2 * (lane % 4) + i % 2 + 8 * (i / 2), low), high) * head.value_stride;
-#pragma unroll
-      for (int part = 0; part < kParts; ++part) {
-        values[part][i] = has_part(part) ? load_cached(row + 64 * part) : uint4{};
-      }
-    }
-  }
-
   __device__ __forceinline__ void multiply_keys(float (&logits)[COLUMNS][4]) const {
 #pragma unroll
     for (int c = 0; c < COLUMNS; ++c) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) logits[c][i] = 0.0f;
+    }
 #pragma unroll
-      for (int i = 0; i < kChunks; ++i) {
-        const uint4 low = keys[i][0], high = keys[i][1], query = queries[c][i];
+    for (int i = 0; i < kChunks; ++i) {
+      const uint4 low = tiles.key(number, i, 0), high = tiles.key(number, i, 1);
+#pragma unroll
+      for (int c = 0; c < COLUMNS; ++c) {
+        const uint4 query = queries[c][i];
         multiply_fragments(logits[c], {low.x, high.x, low.y, high.y}, query.x, query.y);
         multiply_fragments(logits[c], {low.z, high.z, low.w, high.w}, query.z, query.w);
       }
@@ -270,7 +258,7 @@ struct DecodeWarp {
     return shared + ((tile % 2 * kDecodeWarps + warp) * COLUMNS + column) * 32 + lane_index();
   }
   __device__ __forceinline__ void give_half(const float (&logits)[COLUMNS][4], float4 *shared, int tile) const {
-    if constexpr (kWarps == 2) {
+    if constexpr (Dims::kWarps == 2) {
       const int warp = static_cast<int>(threadIdx.x) / 32;
 #pragma unroll
       for (int c = 0; c < COLUMNS; ++c) {
@@ -279,7 +267,7 @@ struct DecodeWarp {
     }
   }
   __device__ __forceinline__ void take_half(float (&logits)[COLUMNS][4], float4 *shared, int tile) const {
-    if constexpr (kWarps == 2) {
+    if constexpr (Dims::kWarps == 2) {
       const int warp = static_cast<int>(threadIdx.x) / 32;
       sync_pair(1 + own_split());
 #pragma unroll
@@ -294,7 +282,7 @@ struct DecodeWarp {
   // Keys outside [low, high] get none; all are NaN where the tile is not known.
   __device__ __forceinline__ void make_weights(uint32_t (&weights)[COLUMNS][2], float (&logits)[COLUMNS][4],
                                                const LogitFactors &factors, bool known, int low, int high) {
-    const int key = lane_index() / 4;
+    const int key = key_row(0);
 #pragma unroll
     for (int c = 0; c < COLUMNS; ++c) {
       float shrink[2];
@@ -337,10 +325,12 @@ struct DecodeWarp {
 
   // A product of 16 dimensions takes dimensions 8 (lane / 4) + 2 i and the next, of each lane, as its rows lane / 4
   // and lane / 4 + 8.
-  __device__ __forceinline__ void add_values(const uint32_t (&weights)[COLUMNS][2]) {
+  __device__ __forceinline__ void add_values(const uint32_t (&weights)[COLUMNS][2], int low, int high) {
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
-      const uint4(&rows)[4] = values[part];
+      uint4 rows[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) rows[i] = tiles.value(number, part, i, low, high);
       add_pairs<0>(part, rows[0].x, rows[1].x, rows[2].x, rows[3].x, weights);
       add_pairs<1>(part, rows[0].y, rows[1].y, rows[2].y, rows[3].y, weights);
       add_pairs<2>(part, rows[0].z, rows[1].z, rows[2].z, rows[3].z, weights);
@@ -365,47 +355,66 @@ struct DecodeWarp {
     return min(cut.position - tile * kTileKeys, kTileKeys - 1);
   }
 
-  // Takes the place of `tile`, of the split that begins at tile `begin`; the warp's further splits follow `step` tiles
-  // apart. 0: it has none.
-  __device__ __forceinline__ void walk_to(const PagedHead &head, const KeySplits &cut, int tile, int begin, int step) {
-    if (walked % 32 == 0) {
-      const int n = tile - begin + lane_index();
-      const int later = begin + (step == 0 ? n : n / cut.tiles * step + n % cut.tiles);
-      places = later < cut.end && (step != 0 || n < cut.tiles) ? head.tile_at(later) : -1;
+  // The warp's next tile that lies before `limit`, to be asked for as number n: its place in the cache, which is the first
+  // where the cache does not have it. -1: there is no such tile. `tile`: which it is.
+  __device__ __forceinline__ int next_place(const PagedHead &head, int limit, int n, int *tile) {
+    *tile = walk.tile(walk.asked);
+    if (*tile >= limit) return -1;
+    if (walk.asked % 32 == 0) {
+      const int later = walk.tile(walk.asked + lane_index());
+      walk.places = later < walk.end ? head.tile_at(later) : -1;
     }
-    place = __shfl_sync(0xffffffffu, places, walked % 32);
-    ++walked;
+    const int place = __shfl_sync(0xffffffffu, walk.places, walk.asked % 32);
+    ++walk.asked;
+    const uint32_t bit = 1u << n % Tiles::kDepth;
+    known = place >= 0 ? known | bit : known & ~bit;
+    return max(place, 0);
   }
 
-  // Loads the first tile of split `split`, from which the warp goes on to every `every`-th. 0: to none, also below.
-  __device__ __forceinline__ void start(const PagedHead &head, const KeySplits &cut, int split, int every) {
-    const int tile = cut.begin + split * cut.tiles;
-    walked = 0;
-    walk_to(head, cut, tile, tile, every * cut.tiles);
-    load_keys(head, max(place, 0));
-    load_values(head, max(place, 0), low_of(cut, tile), high_of(cut, tile));
+  // The warp is to see split `split`, and every kSplits-th behind it where `all`.
+  __device__ __forceinline__ void walk_over(const KeySplits &cut, int split, bool all) {
+    walk.begin = cut.begin + split * cut.tiles;
+    walk.tiles = cut.tiles;
+    walk.end = all ? cut.end : min(walk.begin + cut.tiles, cut.end);
+    walk.asked = 0;
+    known = 0;
+  }
+  // Asks for those of the first tiles that lie before `limit` and were not asked for.
+  __device__ __forceinline__ void start(const PagedHead &head, const KeySplits &cut, int limit) {
+#pragma unroll
+    for (int i = 0; i < Tiles::kDepth; ++i) {
+      if (i < walk.asked) continue;
+      int tile;
+      const int place = next_place(head, min(limit, walk.end), number + i, &tile);
+      if (place < 0) break;
+      tiles.ask_for_keys(head, place, number + i);
+      tiles.ask_for_values(head, place, number + i, low_of(cut, tile), high_of(cut, tile));
+    }
   }
 
-  // Split `split` of the token's keys, whose first tile is loaded. Leaves the first tile of the next one loaded.
+  // The next split of the warp's.
   __device__ __forceinline__ void see(const LogitFactors &factors, const PagedHead &head, const KeySplits &cut,
-                                      int split, int every, float4 *shared) {
-    const int begin = cut.begin + split * cut.tiles, end = min(begin + cut.tiles, cut.end), step = every * cut.tiles;
+                                      int split, float4 *shared) {
+    const int begin = cut.begin + split * cut.tiles, end = min(begin + cut.tiles, cut.end);
     clear();
-    for (int tile = begin; tile < end; ++tile) {
-      const int next_begin = tile + 1 < end ? begin : begin + step, next = tile + 1 < end ? tile + 1 : next_begin;
-      const bool known = place >= 0, further = step == 0 ? tile + 1 < end : next < cut.end;
+    for (int tile = begin; tile < end; ++tile, ++number) {
+      const int low = low_of(cut, tile), high = high_of(cut, tile);
+      const bool is_known = (known >> number % Tiles::kDepth & 1) != 0;
       float logits[COLUMNS][4];
+      tiles.wait_for_keys(number);
       multiply_keys(logits);
       give_half(logits, shared, tile - begin);
-      if (further) {
-        walk_to(head, cut, next, next_begin, step);
-        load_keys(head, max(place, 0));
-      }
+      int next;
+      const int place = next_place(head, walk.end, number + Tiles::kDepth, &next);
+      if (place >= 0) tiles.ask_for_keys(head, place, number + Tiles::kDepth);
       take_half(logits, shared, tile - begin);
       uint32_t weights[COLUMNS][2];
-      make_weights(weights, logits, factors, known, low_of(cut, tile), high_of(cut, tile));
-      add_values(weights);
-      if (further) load_values(head, max(place, 0), low_of(cut, next), high_of(cut, next));
+      make_weights(weights, logits, factors, is_known, low, high);
+      tiles.wait_for_values(number);
+      add_values(weights, low, high);
+      if (place >= 0) {
+        tiles.ask_for_values(head, place, number + Tiles::kDepth, low_of(cut, next), high_of(cut, next));
+      }
     }
   }
 
@@ -422,11 +431,11 @@ struct DecodeWarp {
         all += __shfl_xor_sync(0xffffffffu, all, 16);
         const int head = 8 * c + 2 * (lane % 4) + j;
         if (head >= heads) continue;
-        if (lane < 4 && own_dim() == 0) weights[head] = {base[c][j] * factors.logit, all};
-        float4 *row = reinterpret_cast<float4 *>(to + head * DIM + own_dim() + 8 * (lane / 4));
+        if (lane < 4 && Dims::own_dim() == 0) weights[head] = {base[c][j] * factors.logit, all};
+        float4 *row = reinterpret_cast<float4 *>(to + head * DIM + Dims::own_dim() + 8 * (lane / 4));
 #pragma unroll
         for (int part = 0; part < kParts; ++part) {
-          if (!has_part(part)) continue;
+          if (!Dims::has_part(part)) continue;
           const auto &s = sums[part];
           row[16 * part] = {s[0][c][j], s[0][c][2 + j], s[1][c][j], s[1][c][2 + j]};
           row[16 * part + 1] = {s[2][c][j], s[2][c][2 + j], s[3][c][j], s[3][c][2 + j]};

@@ -7,7 +7,8 @@
 
 namespace sg::cuda {
 
-// 16 bytes of a cache, which one warp reads once, at a multiple of 16. Not before wait_for_kernels_ahead().
+// 16 bytes of a cache, which one warp reads once, at a multiple of 16. Not before wait_for_kernels_ahead(), but for what
+// nothing writes.
 __device__ inline uint4 load_cached(const void *from) {
   uint4 word;
   asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"

@@ -6,13 +6,13 @@ namespace {
 
 bool read_ring(const sg_call *call, RingProblem *p) {
   *p = {};
-  return read_normed(call, p) && p->norm.packable<8>() && ring_supports(*p, input(call, 0), input(call, 2));
+  return read_normed(call, p) && p->norm.packable<8>() && p->product.tokens <= kNormedTokens &&
+         ring_supports(*p, input(call, 0), input(call, 2));
 }
 
 [[maybe_unused]] int32_t supports(const sg_call *call) {
   RingProblem p;
-  if (!read_ring(call, &p)) return 0;
-  return beats_few(p) ? 20 : 8;
+  return read_ring(call, &p) ? 20 : 0;
 }
 
 [[maybe_unused]] int32_t run(const sg_call *call) {

@@ -7,8 +7,9 @@
 // The floor is bytes: q, k and v once in and once out. Where sequences go on by a token each that is next to nothing,
 // and what counts is that this is one kernel. A thread has V pairs of one head, or two packs of a head of v, under way
 // before it waits for position and slot; blocks have an axis for each of lane, head and token, so that no thread
-// divides. The lanes of a head that has a norm are a power of two of one warp, which add up its squares among them;
-// angles and weight are under way by then. Heads of more lanes than a warp has are read twice, by a block each.
+// divides. Positions, slots, angles and norms that nothing writes are read before the kernels ahead have ended. The
+// lanes of a head that has a norm are a power of two of one warp, which add up its squares among them; angles and
+// weight are under way by then. Heads of more lanes than a warp has are read twice, by a block each.
 #include <algorithm>
 #include <bit>
 
@@ -44,6 +45,7 @@ struct Tensors {
 struct Indices {
   const int32_t *positions, *slots;
   const float *table;
+  bool fixed;  // nothing writes these while programs run
 };
 
 struct Norms {
@@ -156,46 +158,40 @@ __device__ inline void finish(const Shape &shape, const Tensors<T, C> &at, const
   }
 }
 
-// What is behind is attention: of a few tokens it waits for its launch, of more for what it loads.
-__device__ inline void wait_for_turn(const Shape &shape) {
-  constexpr int64_t kFew = 8;
-  shape.tokens > kFew ? wait_alone_for_kernels_ahead() : wait_for_kernels_ahead();
-}
-
 template <class T, class C, int V, bool interleaved, bool normed>
 __global__ void __launch_bounds__(kThreads, normed ? 4 : 5)
     rope_kv_write_kernel(Shape shape, Tensors<T, C> at, Indices indices, Norms norms) {
-  wait_for_turn(shape);
+  bring_kernel_behind();
   const int64_t token = static_cast<int64_t>(blockIdx.x) * blockDim.z + threadIdx.z;
   const int head = static_cast<int>(blockIdx.y * blockDim.y + threadIdx.y);
   const bool exists = token < shape.tokens && head < shape.query_heads + 2 * shape.heads;
   const Part<V, interleaved> part(shape, exists, head, static_cast<int>(blockIdx.z * blockDim.x + threadIdx.x));
+  const bool has_norm = normed && part.has_left && !part.is_value;
+  Found<V> found;
+  Factors<V> factors;
+  const auto find = [&] {
+    if (part.has_left) found.load_indices(part, indices, token);
+    if constexpr (normed) {
+      if (has_norm) factors.load(norms, part);
+    }
+    if (part.has_left) found.load_turn(shape, part, indices);
+  };
+  if (indices.fixed) find();
+  wait_for_kernels_ahead();
   const T *in = part.source(at, token);
   Bits<T, V> left_bits, right_bits;
   if (part.has_left) left_bits.load(in);
   if (part.has_right) right_bits.load(in + part.right_at);
   __syncwarp();  // or the compiler may load position and slot first, and wait for them
+  if (!indices.fixed) find();
   float left[V], right[V];
-  Found<V> found;
+  left_bits.floats(left);
+  right_bits.floats(right);
   if constexpr (normed) {
-    const bool has_norm = part.has_left && !part.is_value;
-    Factors<V> factors;
-    if (part.has_left) found.load_indices(part, indices, token);
-    if (has_norm) factors.load(norms, part);
-    if (part.has_left) found.load_turn(shape, part, indices);
-    left_bits.floats(left);
-    right_bits.floats(right);
     const float rstd = norms.rstd(squares_of_lanes<V>(left, right));
-    if (!part.has_left) return;
     if (has_norm) factors.apply(rstd, left, right);
-  } else {
-    if (!part.has_left) return;
-    found.load_indices(part, indices, token);
-    found.load_turn(shape, part, indices);
-    left_bits.floats(left);
-    right_bits.floats(right);
   }
-  finish(shape, at, part, token, found, left, right);
+  if (part.has_left) finish(shape, at, part, token, found, left, right);
 }
 
 // A block a head and token, with norms.
@@ -203,7 +199,7 @@ template <class T, class C, bool interleaved>
 __global__ void __launch_bounds__(kThreads)
     rope_kv_write_wide(Shape shape, Tensors<T, C> at, Indices indices, Norms norms) {
   __shared__ float scratch[32];
-  wait_for_turn(shape);
+  wait_for_kernels_ahead();
   const int64_t token = blockIdx.x;
   const int head = static_cast<int>(blockIdx.y), lane = static_cast<int>(threadIdx.x);
   const Part<1, interleaved> own(shape, true, head, lane);
@@ -326,13 +322,16 @@ void run_with(const sg_call *call) {
                          rows_of<const T>(v, value_width),
                          rows_of<T>(output(call, 0), q->shape[1] * q->shape[2]),
                          rows_of<C>(keys, key_width), rows_of<C>(values, value_width)};
-  const Indices indices{data<const int32_t>(input(call, 3)), data<const int32_t>(input(call, 5)),
-                        data<const float>(table)};
+  const sg_tensor *q_weight = input(call, 6), *k_weight = input(call, 7);
+  const bool fixed = is_fixed(input(call, 3)) && is_fixed(input(call, 5)) && is_fixed(table) &&
+                     (q_weight == nullptr || (is_fixed(q_weight) && is_fixed(k_weight)));
+  const Indices indices{data<const int32_t>(input(call, 3)), data<const int32_t>(input(call, 5)), data<const float>(table),
+                        fixed};
   constexpr int V = 16 / static_cast<int>(sizeof(T));
   const bool packs = shape.half % V == 0 && shape.dim % V == 0 && shape.value_dim % V == 0 && can_pack_rows<V>(at.q) &&
                      can_pack_rows<V>(at.k) && can_pack_rows<V>(at.v) && can_pack_rows<V>(at.rotated) &&
                      can_pack_rows<V>(at.keys) && can_pack_rows<V>(at.values) && can_pack<4>(indices.table, 0);
-  if (input(call, 6) == nullptr) {
+  if (q_weight == nullptr) {
     packs ? launch<false, V>(call, shape, at, indices, {}) : launch<false, 1>(call, shape, at, indices, {});
     return;
   }

@@ -43,4 +43,18 @@ bool map_tiles(const sg_tensor *matrix, int rows, CUtensorMap *map) {
                 CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
+bool map_heads(const sg_tensor *heads, int parts, int rows, CUtensorMap *map) {
+  const Encode encode = encoder();
+  if (encode == nullptr) return false;
+  const auto width = static_cast<cuuint64_t>(heads->shape[1] * heads->shape[2]);
+  const int64_t stride = heads->shape[0] <= 1 ? heads->shape[1] * heads->shape[2] : heads->strides[0];
+  const cuuint64_t sizes[3] = {64, width / 64, static_cast<cuuint64_t>(heads->shape[0])};
+  const cuuint64_t strides[2] = {128, 2 * static_cast<cuuint64_t>(stride)};
+  const cuuint32_t box[3] = {64, static_cast<cuuint32_t>(parts), static_cast<cuuint32_t>(rows)};
+  const cuuint32_t steps[3] = {1, 1, 1};
+  return encode(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, heads->data, sizes, strides, box, steps,
+                CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
 }  // namespace sg::cuda

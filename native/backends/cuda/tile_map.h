@@ -16,4 +16,8 @@ bool can_map_tiles(const sg_tensor *matrix);
 // hopper.cuh. False where the driver refuses: operands that begin elsewhere than at a multiple of 16 bytes.
 bool map_tiles(const sg_tensor *matrix, int rows, CUtensorMap *map);
 
+// A map of rows of heads of bf16 [rows, heads, dim], whose tiles are `rows` rows of `parts` neighbouring 64 elements and lie in
+// shared memory as rows of 128 bytes, swizzled. False where the driver refuses.
+bool map_heads(const sg_tensor *heads, int parts, int rows, CUtensorMap *map);
+
 }  // namespace sg::cuda

@@ -97,23 +97,20 @@ __device__ inline int64_t warp_task() {
 __device__ inline int lane_index() { return threadIdx.x % 32; }
 __device__ inline float not_a_number() { return __int_as_float(0x7fffffff); }
 
-// Kernels of launch_ahead: every thread calls this first. The kernel behind may be brought to the multiprocessors as
-// soon as this one's blocks leave room, and this one goes on when all that is ahead in the stream is done and seen.
-// So the microsecond or two that a launch takes passes while the kernel ahead still runs.
-//
-// Alone: the kernel behind comes when this one's blocks are done. For what stands behind a kernel with much shared memory
-// and ahead of one whose loads go through the first-level cache, where those under way take room: a multiprocessor divides
-// its memory between the two anew only when it is empty.
-__device__ inline void wait_alone_for_kernels_ahead() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
-__device__ inline void wait_for_kernels_ahead() {
+// Kernels of launch_ahead: every thread calls this before it reads what other kernels write, and before it writes. The
+// kernel behind may be brought to the multiprocessors as soon as this one's blocks leave room, and this one goes on when all
+// that is ahead in the stream is done and seen. So the microsecond or two that a launch takes passes while the kernel ahead
+// still runs. One that reads something else before calls the first by itself.
+__device__ inline void bring_kernel_behind() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
-  wait_alone_for_kernels_ahead();
+}
+__device__ inline void wait_for_kernels_ahead() {
+  bring_kernel_behind();
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
 }
 
 inline cudaLaunchAttribute launch_ahead_attribute() {
@@ -122,7 +119,7 @@ inline cudaLaunchAttribute launch_ahead_attribute() {
   ahead.val.programmaticStreamSerializationAllowed = 1;
   return ahead;
 }
-// Launches a kernel that begins with wait_for_kernels_ahead(). Errors are those that `launched` reports.
+// Launches a kernel whose threads call wait_for_kernels_ahead(). Errors are those that `launched` reports.
 template <class... Parameters, class... Arguments>
 inline void launch_ahead(const sg_call *call, dim3 blocks, dim3 threads, size_t shared_bytes,
                          void (*kernel)(Parameters...), Arguments... arguments) {

@@ -11,7 +11,7 @@ from surogate_core.passes.paged_kv import BLOCK_SIZE
 from .options import EngineOptions
 
 PLACES = {"cpu": 16, "cuda": 128}
-TOKEN_BUDGET = {"cpu": 512, "cuda": 4096}
+TOKEN_BUDGET = {"cpu": 512, "cuda": 8192}
 SMALLEST_CHUNK = {"cpu": 32, "cuda": 64}
 FEW_ROWS = 8
 """Rows of the buckets that take a prompt by itself; a whole batch's logits would cost more than the prompt does."""
