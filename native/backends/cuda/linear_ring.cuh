@@ -1,5 +1,5 @@
 // Products of up to 128 tokens with a bf16 weight on compute capability 9.0: y[T, N] = alpha x[T, K] weight[N, K]^T + bias +
-// addend, where x may be normed first and the two halves of N be a gated unit, as rms_norm_linear.cuh reads it.
+// addend, where x of few tokens may be normed first and the two halves of N be a gated unit, as rms_norm_linear.cuh reads it.
 //
 // Floor: the bytes of the weight. A block takes 64 rows of it (32 of the gate and the 32 that belong to them), in chunks of
 // 64 terms that the copy engine brings to a ring of stages in shared memory, each with the same terms of all tokens. One
@@ -11,8 +11,8 @@
 // More than 32 tokens are slices of 64, a block each for every tile. All of them read the weight, and every block reads x, by
 // way of the second-level cache, at some 5 TB/s: a library's larger tiles are ahead where that is more than some 40 MB.
 //
-// A norm: x arrives as it is, and the warpgroup multiplies its chunk by the norm's weight, rounds it to bf16 where it lies,
-// and adds up the squares; a token's sums are scaled by its norm at the end.
+// A norm, of up to eight tokens: x arrives as it is, and the warpgroup multiplies its chunk by the norm's weight, rounds it
+// to bf16 where it lies, and adds up the squares; a token's sums are scaled by its norm at the end.
 #pragma once
 
 #include <algorithm>
@@ -24,9 +24,9 @@
 
 namespace sg::cuda {
 
-constexpr int kRingTokens = 128;   // the most
-constexpr int kNormedTokens = 32;  // with a norm, and the most that all blocks take at once
-constexpr int kSliceTokens = 64;   // that a block takes where there are more
+constexpr int kRingTokens = 128;  // the most; with a norm kFewTokens
+constexpr int kWholeTokens = 32;  // the most that every block takes all of
+constexpr int kSliceTokens = 64;  // that a block takes where there are more
 constexpr int kRingRows = 64;    // of the weight, of a tile: those of a warpgroup's product
 constexpr int kHalfRows = 32;    // of the gate, of a gated tile
 constexpr int kRingTerms = 64;   // of a chunk: a row of 128 bytes
@@ -56,9 +56,6 @@ struct RingProblem : NormedProblem {
 // and no more.
 template <int TOKENS, class X, bool normed>
 struct RingLayout {
-  // Chunks that a warpgroup takes together: two where it has its own work with them, and there are tokens to do it for.
-  static constexpr int kEach = normed && TOKENS > 8 ? 2 : 1;
-  static constexpr int kRound = kRingGroups * kEach;   // chunks of a round; K is filled up to whole rounds, with zeros
   static constexpr int kBoxes = sizeof(X) / 2;  // of 128 bytes a token, of a chunk
   static constexpr int kTermBytes = TOKENS * kSwizzledRow * kBoxes;
   static constexpr int kStageBytes = kWeightBytes + kTermBytes;
@@ -78,7 +75,7 @@ struct RingLayout {
   }
   static constexpr int bytes(int stages, bool cluster) { return around(cluster) + stages * (kStageBytes + kFactorBytes); }
   static_assert(kTermBytes % 1024 == 0);
-  static_assert(stages(true) >= kRound);
+  static_assert(stages(true) >= kRingGroups && (!normed || TOKENS == kFewTokens));
 };
 
 #if SG_HOPPER
@@ -88,8 +85,6 @@ struct Ring {
   using Layout = RingLayout<TOKENS, X, normed>;
   static constexpr int kColumns = gated ? kHalfRows : kRingRows;  // of y, of a tile
   static constexpr int kHalves = kRingRows / kColumns;            // parts of a tile that lie apart in the weight
-  static constexpr int kEach = Layout::kEach, kRound = Layout::kRound;
-  static constexpr int kUnits = std::max(TOKENS / 16, 1);  // of 16 bytes of normed terms, that a thread makes of a chunk
 
   const RingProblem &p;
   unsigned char *stages, *factors;
@@ -121,8 +116,8 @@ struct Ring {
     empty = full + kMostStages * 8;
     rank = static_cast<int>(blockIdx.y);
     const int first_round = p.rounds * rank >> p.splits_log2;
-    first_chunk = first_round * kRound;
-    chunks = (p.rounds * (rank + 1) >> p.splits_log2) * kRound - first_chunk;
+    first_chunk = first_round * kRingGroups;
+    chunks = (p.rounds * (rank + 1) >> p.splits_log2) * kRingGroups - first_chunk;
     tiles = (p.tiles - static_cast<int>(blockIdx.x) + static_cast<int>(gridDim.x) - 1) / static_cast<int>(gridDim.x);
   }
 
@@ -236,94 +231,68 @@ struct Ring {
     }
   };
 
-  // What a thread has of a warpgroup's chunks of x, as it came.
-  using Terms = Pack<X, 8>[kEach][kUnits];
-
-  // body(c, stage, column) for the thread's units of the next chunks.
-  template <class Body>
-  __device__ void with_units(Turn turn, Body &&body) const {
-    const int thread = static_cast<int>(threadIdx.x) % kWarpgroup;
-    if (TOKENS < 16 && thread / 8 >= TOKENS) return;
-#pragma unroll
-    for (int c = 0; c < kEach; ++c, turn.next(*this)) body(c, turn.stage, turn.term + thread % 8 * 8);
-  }
-  __device__ unsigned char *terms_of(int stage) const { return stages + stage * Layout::kStageBytes + kWeightBytes; }
-  __device__ static int first_row() { return static_cast<int>(threadIdx.x) % kWarpgroup / 8; }
+  // Eight terms of a token in a warpgroup's chunk of x, as they came: the first threads have some.
+  using Terms = Pack<X, 8>;
+  __device__ static int own_row() { return static_cast<int>(threadIdx.x) % kWarpgroup / 8; }
   __device__ static int own_unit() { return static_cast<int>(threadIdx.x) % 8; }
+  __device__ static bool has_terms() { return own_row() < TOKENS; }
+  __device__ unsigned char *terms_of(int stage) const { return stages + stage * Layout::kStageBytes + kWeightBytes; }
 
-  // A warpgroup makes terms of its next chunks of x: bf16(x * norm weight) where they lie, zeros from K on.
+  // A warpgroup makes terms of its next chunk of x: bf16(x * norm weight) where they lie, zeros from K on.
   __device__ void norm_terms(const Turn &turn, int group, Terms &terms) const {
-    with_units(turn, [&](int c, int stage, int) {
-#pragma unroll
-      for (int i = 0; i < kUnits; ++i) {
-        const int row = first_row() + 16 * i;
-        if constexpr (sizeof(X) == 2) {
-          memcpy(&terms[c][i], terms_of(stage) + swizzled(row, own_unit()), 16);
-        } else {
-          const unsigned char *box = terms_of(stage) + own_unit() / 4 * TOKENS * kSwizzledRow;
-          memcpy(&terms[c][i].at[0], box + swizzled(row, own_unit() % 4 * 2), 16);
-          memcpy(&terms[c][i].at[4], box + swizzled(row, own_unit() % 4 * 2 + 1), 16);
-        }
+    const unsigned char *const from = terms_of(turn.stage);
+    if (has_terms()) {
+      if constexpr (sizeof(X) == 2) {
+        memcpy(&terms, from + swizzled(own_row(), own_unit()), 16);
+      } else {
+        const unsigned char *box = from + own_unit() / 4 * TOKENS * kSwizzledRow;
+        memcpy(&terms.at[0], box + swizzled(own_row(), own_unit() % 4 * 2), 16);
+        memcpy(&terms.at[4], box + swizzled(own_row(), own_unit() % 4 * 2 + 1), 16);
       }
-    });
+    }
     if constexpr (sizeof(X) == 4) sync_group(group);  // all have read what is written over
     const bool exact = sizeof(X) == 2 && p.norm.dtype == SG_BF16 && p.norm.offset == 0.0f;
-    exact ? write_terms<true>(turn, terms) : write_terms<false>(turn, terms);
+    if (has_terms()) exact ? write_terms<true>(turn, terms) : write_terms<false>(turn, terms);
     stores_before_products();
     sync_group(group);
   }
   // in_pairs: both factors are bf16, so their product is rounded once without leaving it.
   template <bool in_pairs>
   __device__ void write_terms(const Turn &turn, const Terms &terms) const {
-    with_units(turn, [&](int c, int stage, int column) {
-      const bool inside = column < p.product.k;
-      const unsigned char *own = factors + stage * Layout::kFactorBytes;
-      const auto put = [&](int i, const uint4 &word) {
-        *reinterpret_cast<uint4 *>(terms_of(stage) + swizzled(first_row() + 16 * i, own_unit())) = word;
-      };
-      if constexpr (in_pairs) {
-        uint4 factor = {};
-        if (inside) factor = *reinterpret_cast<const uint4 *>(own + own_unit() * 16);
-#pragma unroll
-        for (int i = 0; i < kUnits; ++i) {
-          uint4 word;
-          memcpy(&word, &terms[c][i], sizeof(word));
-          put(i, {multiply_pairs(word.x, factor.x), multiply_pairs(word.y, factor.y), multiply_pairs(word.z, factor.z),
-                  multiply_pairs(word.w, factor.w)});
-        }
-      } else {
-        float factor[8] = {};
-        if (inside) {
-          Weight norm = p.norm;
-          norm.data = own;
-          norm.load_pack<8>(own_unit() * 8, factor);
-        }
-#pragma unroll
-        for (int i = 0; i < kUnits; ++i) {
-          float values[8];
-          to_floats<8>(terms[c][i], values);
-#pragma unroll
-          for (int j = 0; j < 8; ++j) values[j] *= factor[j];
-          put(i, {pack_bf16(values[0], values[1]), pack_bf16(values[2], values[3]), pack_bf16(values[4], values[5]),
-                  pack_bf16(values[6], values[7])});
-        }
+    const bool inside = turn.term + own_unit() * 8 < p.product.k;
+    const unsigned char *own = factors + turn.stage * Layout::kFactorBytes;
+    uint4 word;
+    if constexpr (in_pairs) {
+      uint4 factor = {};
+      if (inside) factor = *reinterpret_cast<const uint4 *>(own + own_unit() * 16);
+      memcpy(&word, &terms, sizeof(word));
+      word = {multiply_pairs(word.x, factor.x), multiply_pairs(word.y, factor.y), multiply_pairs(word.z, factor.z),
+              multiply_pairs(word.w, factor.w)};
+    } else {
+      float factor[8] = {}, values[8];
+      if (inside) {
+        Weight norm = p.norm;
+        norm.data = own;
+        norm.load_pack<8>(own_unit() * 8, factor);
       }
-    });
+      to_floats<8>(terms, values);
+#pragma unroll
+      for (int j = 0; j < 8; ++j) values[j] *= factor[j];
+      word = {pack_bf16(values[0], values[1]), pack_bf16(values[2], values[3]), pack_bf16(values[4], values[5]),
+              pack_bf16(values[6], values[7])};
+    }
+    *reinterpret_cast<uint4 *>(terms_of(turn.stage) + swizzled(own_row(), own_unit())) = word;
   }
-  __device__ void add_squares(const Turn &turn, const Terms &terms, float (&square)[kUnits]) const {
-    with_units(turn, [&](int c, int, int) {
+  __device__ static void add_squares(const Terms &terms, float &square) {
+    if (!has_terms()) return;
+    float values[8], even = 0.0f, odd = 0.0f;
+    to_floats<8>(terms, values);
 #pragma unroll
-      for (int i = 0; i < kUnits; ++i) {
-        float values[8], even = 0.0f, odd = 0.0f;
-        to_floats<8>(terms[c][i], values);
-#pragma unroll
-        for (int j = 0; j < 8; j += 2) {
-          even = fmaf(values[j], values[j], even);
-          odd = fmaf(values[j + 1], values[j + 1], odd);
-        }
-        square[i] += even + odd;
-      }
-    });
+    for (int j = 0; j < 8; j += 2) {
+      even = fmaf(values[j], values[j], even);
+      odd = fmaf(values[j + 1], values[j + 1], odd);
+    }
+    square += even + odd;
   }
 
   __device__ void multiply_chunk(int stage, float (&d)[TOKENS / 2]) const {
@@ -334,28 +303,20 @@ struct Ring {
     }
   }
 
-  // A warpgroup's chunks of a tile: it holds no more than it takes together, which the ring has room for. Squares are added
-  // up while the products are under way.
-  __device__ void multiply(int group, Turn &turn, float (&d)[TOKENS / 2], float (&square)[kUnits]) const {
-    const auto with_chunks = [&](auto &&body) {
-      Turn each = turn;
-#pragma unroll
-      for (int c = 0; c < kEach; ++c, each.next(*this)) body(each);
-      return each;
-    };
+  // A warpgroup's chunks of a tile. Squares are added up while the products are under way.
+  __device__ void multiply(int group, Turn &turn, float (&d)[TOKENS / 2], float &square) const {
 #pragma unroll 1
-    for (int done = 0; done < chunks; done += kRound) {
-      with_chunks([&](const Turn &each) { barrier_wait(full + 8 * each.stage, each.parity); });
+    for (int done = 0; done < chunks; done += kRingGroups) {
+      barrier_wait(full + 8 * turn.stage, turn.parity);
       Terms terms;
       if constexpr (normed) norm_terms(turn, group, terms);
       products_begin();
-      with_chunks([&](const Turn &each) { multiply_chunk(each.stage, d); });
+      multiply_chunk(turn.stage, d);
       products_commit();
-      if constexpr (normed) add_squares(turn, terms, square);
+      if constexpr (normed) add_squares(terms, square);
       products_wait();
-      turn = with_chunks([&](const Turn &each) {
-        if (lane_index() == 0) barrier_arrive(empty + 8 * each.stage);
-      });
+      if (lane_index() == 0) barrier_arrive(empty + 8 * turn.stage);
+      turn.next(*this);
     }
   }
 
@@ -371,18 +332,12 @@ struct Ring {
   }
 
   // The sums of both warpgroups, over the block's part of K, to shared memory.
-  __device__ void leave_sums(int group, float (&d)[TOKENS / 2], float (&square)[kUnits]) const {
+  __device__ void leave_sums(int group, float (&d)[TOKENS / 2], float square) const {
     if (group == 1) with_sums(d, [](float &place, float sum) { place = sum; });
     if constexpr (normed) {
-      const int thread = static_cast<int>(threadIdx.x) % kWarpgroup;
 #pragma unroll
-      for (int i = 0; i < kUnits; ++i) {
-        float sum = square[i];
-#pragma unroll
-        for (int offset = 4; offset > 0; offset /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
-        const int token = thread / 8 + 16 * i;
-        if (thread % 8 == 0 && token < TOKENS) squares[group * TOKENS + token] = sum;
-      }
+      for (int offset = 4; offset > 0; offset /= 2) square += __shfl_xor_sync(0xffffffffu, square, offset);
+      if (own_unit() == 0 && has_terms()) squares[group * TOKENS + own_row()] = square;
     }
     sync_groups();
     if (group == 0) with_sums(d, [](float &place, float sum) { place += sum; });
@@ -490,7 +445,7 @@ struct Ring {
     int tile = static_cast<int>(blockIdx.x);
     for (int made = 0; made < tiles; ++made, tile += static_cast<int>(gridDim.x)) {
       if (made > 0) sync_groups();  // the sums of the tile before have been read
-      float d[TOKENS / 2] = {}, square[kUnits] = {};
+      float d[TOKENS / 2] = {}, square = 0.0f;
       turn.term = first_term;
       multiply(group, turn, d, square);
       leave_sums(group, d, square);
@@ -523,7 +478,7 @@ __global__ void __launch_bounds__(kRingThreads, kRingBlocks)
 inline bool is_quick(const FewProblem &p) {
   constexpr int64_t kMostBytes = 40 << 20;
   const int64_t blocks = ceil_div(p.n, kRingRows) * ceil_div(p.tokens, kSliceTokens);
-  return p.tokens <= kNormedTokens || 2 * blocks * p.k * (kRingRows + kSliceTokens) <= kMostBytes;
+  return p.tokens <= kWholeTokens || 2 * blocks * p.k * (kRingRows + kSliceTokens) <= kMostBytes;
 }
 
 // Whether the kernel is there for a call that read_few or read_normed can read.
@@ -542,16 +497,16 @@ int32_t launch_ring(const sg_call *call, RingProblem &p, const sg_tensor *x, con
   }
   const int units = device().units;
   p.tiles = static_cast<int>(ceil_div(gated ? p.product.n / 2 : p.product.n, kColumns));
-  p.rounds = static_cast<int>(ceil_div(p.product.k, kRingTerms * Layout::kRound));
+  p.rounds = static_cast<int>(ceil_div(p.product.k, kRingTerms * kRingGroups));
   p.splits_log2 = 0;
   int splits = 1;
-  const int slices = static_cast<int>(ceil_div(p.product.tokens, TOKENS)), chunks = p.rounds * Layout::kRound;
+  const int slices = static_cast<int>(ceil_div(p.product.tokens, TOKENS)), chunks = p.rounds * kRingGroups;
   while (splits < kMostCluster && 4 * splits * p.tiles * slices <= 3 * units && chunks / (2 * splits) >= kLeastChunks) {
     splits *= 2;
     ++p.splits_log2;
   }
   const int blocks = splits > 1 ? p.tiles : std::min(p.tiles, kRingBlocks * units / slices);
-  const int64_t most = ceil_div(p.tiles, blocks) * ceil_div(p.rounds, splits) * Layout::kRound;
+  const int64_t most = ceil_div(p.tiles, blocks) * ceil_div(p.rounds, splits) * kRingGroups;
   p.stages = static_cast<int>(std::min<int64_t>(most, Layout::stages(splits > 1)));
   const int bytes = Layout::bytes(p.stages, splits > 1);
   const auto kernel = linear_ring<TOKENS, X, normed, gated>;
@@ -577,12 +532,12 @@ int32_t run_ring(const sg_call *call, RingProblem &p, const sg_tensor *x, const 
   const bool many = p.product.tokens > 1;
   p.quads = y->shape[1] % 4 == 0 && packs(p.y, many ? p.product.y_stride : 0) &&
             (addend == nullptr || packs(p.addend, many ? p.product.addend_stride : 0));
-  if (p.product.tokens <= 8) return launch_ring<8, X, normed, gated>(call, p, x, weight);
-  if (p.product.tokens <= 16) return launch_ring<16, X, normed, gated>(call, p, x, weight);
   if constexpr (!normed) {
-    if (p.product.tokens > kNormedTokens) return launch_ring<kSliceTokens, X, normed, gated>(call, p, x, weight);
+    if (p.product.tokens > kWholeTokens) return launch_ring<kSliceTokens, X, normed, gated>(call, p, x, weight);
+    if (p.product.tokens > 16) return launch_ring<kWholeTokens, X, normed, gated>(call, p, x, weight);
+    if (p.product.tokens > kFewTokens) return launch_ring<16, X, normed, gated>(call, p, x, weight);
   }
-  return launch_ring<kNormedTokens, X, normed, gated>(call, p, x, weight);
+  return launch_ring<kFewTokens, X, normed, gated>(call, p, x, weight);
 }
 
 }  // namespace sg::cuda

@@ -278,7 +278,8 @@ void launch_batches(const sg_call *call, const PagedProblem &p, const PagedTenso
   if (folds_in_clusters(p, tokens)) {
     const auto kernel = paged_cluster<DIM, COLUMNS, Tiles>;
     const int shared = Tiles::kBytes + cluster_bytes(p);
-    take_shared(kernel, shared, blocks);
+    // The product behind one sequence's attention comes while it works, and its ring takes all of a multiprocessor's memory.
+    take_shared(kernel, shared, has_ring() ? INT32_MAX : blocks);
     launch_clusters_ahead(call, dim3(kv_heads, batches, count), batches, kDecodeThreads, static_cast<size_t>(shared),
                           kernel, p, at, t, maps, tokens, has_runs);
     return;

@@ -29,8 +29,9 @@ FEW_TOKENS = 8
 they read decoded weights. The number is that of the kernels for few tokens (kFewTokens of
 native/backends/cuda/linear_few.cuh)."""
 
-RING_TOKENS, RING_ARCHITECTURE = 32, 90
-"""Norms go into products of so many tokens on devices that have the kernels of native/backends/cuda/linear_ring.cuh."""
+RING_ARCHITECTURE = 90
+"""Devices that have the kernels of native/backends/cuda/linear_ring.cuh, which read bf16 faster than blocks are decoded: what
+is decoded there is read so by steps of few tokens too."""
 
 
 @dataclass(frozen=True)
@@ -107,32 +108,26 @@ class Runtime:
 
     def _kinds_of(self, bank: BankSpec | None) -> list[_Kind]:
         """On a device steps of few tokens have programs of their own. Quantised weights are there decoded too, or are decoded
-        ahead of the products; but steps of few tokens read the blocks, which are fewer bytes."""
+        ahead of the products; but steps of few tokens read the blocks, which are fewer bytes, unless there are rings."""
         adapters, weights, stored = bank is not None, self.weights, self._stored
         kind = _Kind(self._graph(weights, bank), weights, adapters)
         if self.queue.backend == "cpu":
             return [kind]
         ahead = stored is weights and kind.is_quantised()
-        normed = FEW_TOKENS if ahead else self._normed_tokens
-        few = normed if stored is weights else FEW_TOKENS
-        kinds = [replace(kind, above=normed, prefetch=decoding_stream(self.queue.backend) if ahead else None)]
-        if few < normed:
-            kinds.append(_Kind(self._graph(weights, bank, few=True), weights, adapters, few, normed))
-        return [*kinds, _Kind(self._graph(stored, bank, few=True), stored, adapters, upto=few)]
-
-    @cached_property
-    def _normed_tokens(self) -> int:
-        """Norms go into products of up to so many tokens."""
-        built = any(row["op"] == "rms_norm_linear" and row["name"] == "ring" for row in engine.kernels())
-        info = engine.device_info(self.queue.backend, self.queue.device)
-        return RING_TOKENS if built and info["architecture"] == RING_ARCHITECTURE else FEW_TOKENS
+        kind = replace(kind, above=FEW_TOKENS, prefetch=decoding_stream(self.queue.backend) if ahead else None)
+        return [kind, _Kind(self._graph(stored, bank, few=True), stored, adapters, upto=FEW_TOKENS)]
 
     @cached_property
     def _stored(self) -> FrozenWeights:
-        """The weights as they are stored, as far as programs can read them so."""
-        if not self.weights.decoded:
+        """The weights as steps of few tokens read them: as they are stored, as far as programs can, or as all do."""
+        if not self.weights.decoded or self._has_rings():
             return self.weights
         return FrozenWeights(self.model, self.recipe.compute, self.queue.backend, self.queue.device)
+
+    def _has_rings(self) -> bool:
+        built = any(row["op"] == "linear" and row["name"] == "ring" for row in engine.kernels())
+        info = engine.device_info(self.queue.backend, self.queue.device)
+        return built and info["architecture"] == RING_ARCHITECTURE
 
     def _graph(self, weights: FrozenWeights, bank: BankSpec | None, few: bool = False) -> Graph:
         return serving_graph(self.model, self.recipe, weights, max_positions=self.context, adapters=bank, few=few)
