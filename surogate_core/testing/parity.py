@@ -12,6 +12,7 @@ torch and transformers are asked of pytest, so a test that cannot have them is s
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,7 +55,8 @@ def installed_family(name: str) -> Family:
 
 
 def random_reference(config: Mapping[str, Any], seed: int = 0) -> Any:
-    """A float32 model of transformers in which all that files hold is random, norms and biases too, and activations are O(1)."""
+    """A float32 model of transformers in which all that files hold is random, norms and biases too, activations are O(1),
+    and text varies."""
     torch, transformers = _need("torch"), _need("transformers")
     settings = {key: value for key, value in config.items() if key not in ("architectures", "model_type")}
     made = transformers.AutoConfig.for_model(config["model_type"], **settings)
@@ -67,10 +69,25 @@ def random_reference(config: Mapping[str, Any], seed: int = 0) -> Any:
                 parameter.data.add_(0.3 * torch.randn_like(parameter))
             else:
                 parameter.data.normal_(0, 1.0).mul_(1.5 * parameter.shape[1] ** -0.5)
+        if made.tie_word_embeddings:
+            _let_text_vary(model)
     # Random weights mean nothing by their end token: generation is to go on to its limit.
     model.generation_config.eos_token_id = None
     model.generation_config.pad_token_id = 0
     return model.eval()
+
+
+def _let_text_vary(model: Any) -> None:
+    """Under a tied head, a token's embedding in the residual stream is a vote for that token again. Where a model multiplies its
+    embeddings, the vote outweighs random layers, and greedy text would be one token for ever. Random signs in the norm before
+    the head make of it a vote for some other token, and leave the size of everything as it was."""
+    torch = _need("torch")
+    with torch.no_grad():
+        enters = model(torch.arange(8)[None], output_hidden_states=True).hidden_states[0][0]
+        if not torch.equal(enters, model.get_input_embeddings().weight[:8]):
+            norm = model.base_model.norm
+            factors = norm(torch.ones_like(norm.weight))  # the weight, or 1 + the weight
+            norm.weight -= 2 * torch.randint(2, factors.shape) * factors
 
 
 def packed_batch(vocab_size: int, seed: int = 0) -> Batch:
@@ -141,7 +158,7 @@ class Parity:
     def make(cls, family: Family, config: Mapping[str, Any], folder: str | Path, seed: int = 0) -> Parity:
         """Writes a random checkpoint of ``config`` (a config.json mapping with model_type) to ``folder`` and opens it."""
         reference = random_reference(config, seed)
-        reference.save_pretrained(folder)
+        _save(reference, folder, config)
         return cls.of(family, reference, folder, seed)
 
     @classmethod
@@ -304,7 +321,7 @@ class Parity:
         original = self.folder
         if dtype == "bf16":
             original = folder / "original"
-            copy.deepcopy(self.reference).to(torch.bfloat16).save_pretrained(original)
+            _save(copy.deepcopy(self.reference).to(torch.bfloat16), original, loaded.store.config)
             loaded = LoadedModel.open(original, [loaded.family])
         written = folder / "written"
         h, family = loaded.hyperparameters, loaded.family
@@ -321,6 +338,14 @@ class Parity:
                 original, attn_implementation="eager", dtype=torch.float32)(self._ids(part)).logits
             assert torch.equal(again(self._ids(part)).logits, expected), "the written config.json makes another model"
         assert LoadedModel.open(written, [family]).hyperparameters == h
+
+
+def _save(model: Any, folder: str | Path, config: Mapping[str, Any]) -> None:
+    """Under the architecture of ``config``: `transformers` writes its class, which some families have from another one."""
+    model.save_pretrained(folder)
+    path = Path(folder) / "config.json"
+    named = {key: config[key] for key in ("architectures",) if key in config}
+    path.write_text(json.dumps(json.loads(path.read_text()) | named))
 
 
 def _tensor_bytes(folder: Path) -> dict[str, tuple[str, tuple[int, ...], bytes]]:

@@ -8,7 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from ..data import ChatTemplate, Encoder, Example, adopt_template, explain_mask
+from ..data import ChatTemplate, Encoder, Example, adopt_template, encode_rendered, explain_mask
 from ..weights.tokenizer import Tokenizer
 from .tiny import write_byte_tokenizer
 
@@ -24,6 +24,11 @@ class Conversation:
     def upto(self, end: int) -> Conversation:
         """Its first ``end`` messages."""
         return Conversation(self.messages[:end], self.tools, self.variables)
+
+    def asked(self) -> list[Conversation]:
+        """What an answer may be asked to: what is before each of the assistant's turns, and the whole."""
+        ends = [index for index, message in enumerate(self.messages) if message["role"] == "assistant"]
+        return [self.upto(end) for end in (*ends, len(self.messages))]
 
 
 def _user(text: str) -> dict[str, Any]:
@@ -141,6 +146,13 @@ def trained(tokenizer: Tokenizer, conversation: Conversation, **options: Any) ->
             stretches[-1] += piece
         inside = carries
     return stretches
+
+
+def prompt_ids(tokenizer: Tokenizer, conversation: Conversation) -> list[int]:
+    """What a server gives the model for an answer to the conversation."""
+    template = _compiled(tokenizer.chat_template or "", tokenizer.bos_token, tokenizer.eos_token)
+    text = template.render(conversation.messages, conversation.tools, add_generation_prompt=True, **conversation.variables)
+    return encode_rendered(tokenizer, text)[0]
 
 
 def ids_of_transformers(folder: Path, conversation: Conversation, prompt: bool = False) -> list[int]:

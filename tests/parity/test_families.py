@@ -45,7 +45,9 @@ def test_training_follows_torch(ours):
 
 def test_greedy_text_through_the_cache(ours):
     prompt = ours.batch.tokens[14:38].tolist()
-    assert ours.greedy(prompt, 20) == ours.reference_greedy(prompt, 20)
+    text = ours.reference_greedy(prompt, 20)
+    assert len(set(text)) >= 8, "a text of few different ids proves little"
+    assert ours.greedy(prompt, 20) == text
 
 
 @pytest.mark.parametrize("recipe", ["bf16", "pure_bf16"])

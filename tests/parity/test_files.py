@@ -88,6 +88,7 @@ def test_generator_gives_transformers_greedy_text_alone_and_side_by_side(tmp_pat
     tokens = parity.batch.tokens.tolist()
     prompts = [tokens[0:13], tokens[14:38], tokens[38:44], tokens[3:4]]
     expected = [parity.reference_greedy(prompt, 12) for prompt in prompts]
+    assert min(len(set(text)) for text in expected) >= 6
     generator = Generator(tmp_path, recipe="fp32", threads=1, context=64, sequences=3)
     assert [list(generator.tokens(prompt, 12)) for prompt in prompts] == expected
     tokenizer = generator.tokenizer

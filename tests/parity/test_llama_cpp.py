@@ -42,12 +42,17 @@ def question(parity: Parity, path) -> dict:
     return {"model": path, "logits": documents, "greedy": [[documents[2], GREEDY]]}
 
 
-def agree_until_a_tie(ours: list[int], theirs: list[int], gaps: list[float], tolerance: float) -> None:
-    """Equal ids, up to a step whose two largest logits are nearer to each other than the engines are."""
-    for step, (a, b, gap) in enumerate(zip(ours, theirs, gaps, strict=True)):
-        if gap < tolerance:
-            return
-        assert a == b, f"step {step}: {a} here, {b} in llama.cpp, whose two largest logits are {gap} apart"
+def agree_until_a_tie(
+    ours: list[int], theirs: list[int], gaps: list[float], tolerance: float, at_least: int = GREEDY // 2,
+) -> int:
+    """How many ids are equal: ``at_least`` so many, and all of them up to a step whose two largest logits are nearer to each
+    other than the engines are. A text of few different ids would prove little: half of its ids have to be different."""
+    assert len(set(theirs)) >= len(theirs) // 2, theirs
+    equal = next((step for step, (a, b) in enumerate(zip(ours, theirs, strict=True)) if a != b), len(ours))
+    assert equal == len(ours) or gaps[equal] < tolerance, (
+        f"step {equal}: {ours[equal]} here, {theirs[equal]} in llama.cpp, whose two largest logits are {gaps[equal]} apart")
+    assert equal >= at_least, (ours, theirs)
+    return equal
 
 
 @pytest.fixture(scope="module")
@@ -123,11 +128,14 @@ def test_quantised_exports_answer(llama_cpp, tmp_path):
     paths = {dtype: tmp_path / f"{dtype}.gguf" for dtype in DTYPES}
     for dtype, path in paths.items():
         export(tmp_path / "model", path, dtype)
-    replies = llama_cpp.ask([question(parity, path) for path in paths.values()], tmp_path)
+    replies, equal = llama_cpp.ask([question(parity, path) for path in paths.values()], tmp_path), {}
     for (dtype, path), reply in zip(paths.items(), replies):
         ours = Parity(path, None, LoadedModel.open(path, [parity.loaded.family]), parity.batch)
         error = relative_error(ours.logits(), reply["logits"])
         assert error < DTYPES[dtype], (dtype, error)
         tolerance = 2 * float(np.abs(ours.logits() - reply["logits"]).max())
         text = ours.greedy(parity.batch.tokens[14:38].tolist(), GREEDY)
-        agree_until_a_tie(text, reply["greedy"][0], reply["gaps"][0], tolerance)
+        equal[dtype] = agree_until_a_tie(text, reply["greedy"][0], reply["gaps"][0], tolerance, at_least=0)
+    # With blocks llama.cpp multiplies activations of eight bits: a text may part from ours early, but not those of all formats.
+    assert min(equal["f16"], equal["bf16"]) >= GREEDY // 2, equal
+    assert sum(equal.values()) >= len(equal) * GREEDY // 2, equal

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 from surogate_core.export import export
-from surogate_core.testing.parity import Parity, document_ranges, installed_family, random_reference, relative_error
+from surogate_core.testing.parity import Parity, installed_family, random_reference, relative_error
 from surogate_core.testing.tiny import write_byte_tokenizer
+
+from .test_llama_cpp import GREEDY, agree_until_a_tie, question
 
 LONGROPE = {"rope_type": "longrope", "short_factor": [1.0, 1.1, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0],
             "long_factor": [1.0, 1.5, 2.0, 3.0, 5.0, 8.0, 12.0, 20.0]}
@@ -31,17 +33,18 @@ def checkpoint(folder, original: int) -> Parity:
     return Parity.of(family, None, folder, seed=9)
 
 
-def test_logits_equal_llama_cpps(llama_cpp, tmp_path):
+def test_logits_and_text_equal_llama_cpps(llama_cpp, tmp_path):
     held = {name: checkpoint(tmp_path / name, original) for name, original in ORIGINAL.items()}
-    questions = []
     for name, parity in held.items():
         export(parity.folder, tmp_path / f"{name}.gguf", "f32")
-        documents = [parity.batch.tokens[part].tolist() for part in document_ranges(parity.batch)]
-        questions.append({"model": tmp_path / f"{name}.gguf", "logits": documents})
+    questions = [question(parity, tmp_path / f"{name}.gguf") for name, parity in held.items()]
     ours = {}
     for (name, parity), reply in zip(held.items(), llama_cpp.ask(questions, tmp_path), strict=True):
         ours[name] = parity.logits()
         assert relative_error(ours[name], reply["logits"]) < 1e-4, name
+        text = parity.greedy(parity.batch.tokens[14:38].tolist(), GREEDY)
+        tolerance = 2 * float(np.abs(ours[name] - reply["logits"]).max())
+        agree_until_a_tie(text, reply["greedy"][0], reply["gaps"][0], max(tolerance, 1e-3))
     assert np.abs(ours["short"] - ours["long"]).max() > 0.01 * np.abs(ours["short"]).max()
 
 

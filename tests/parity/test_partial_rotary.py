@@ -36,4 +36,5 @@ def test_half_of_each_head_turns(parity):
     assert parity.logits_error() < 2e-5
     assert max(parity.gradient_errors().values()) < 1e-4
     prompt = parity.batch.tokens[14:38].tolist()
-    assert parity.greedy(prompt, 8) == parity.reference_greedy(prompt, 8)
+    text = parity.reference_greedy(prompt, 8)
+    assert parity.greedy(prompt, 8) == text and len(set(text)) >= 4

@@ -46,7 +46,9 @@ def quantised(original: Parity, path: Path, dtype: str, backend: str = "cpu") ->
 
 def beside_dequantised(original: Parity, loaded: LoadedModel, backend: str = "cpu") -> Parity:
     """A quantised file of ``original``, and transformers' model with the values that are left."""
-    left = {name: loaded.names.load(loaded.store, name) for name, _ in loaded.dsl().parameters()}
+    # By the names that it was written under: a file of a relative of Llama is Llama's when it is read, rows in another order.
+    names = original.loaded.family.gguf_names(original.loaded.hyperparameters)
+    left = {name: names.load(loaded.store, name) for name, _ in original.loaded.dsl().parameters()}
     reference = copy.deepcopy(original.reference)
     state = reference.state_dict()
     for name, tensor in original.loaded.names.export(left).items():

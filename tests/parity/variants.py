@@ -16,6 +16,7 @@ Case = tuple[str, str]
 
 NO_GGUF: dict[Case, str] = {
     ("ministral", "layer_types"): "architecture 'llama' cannot say which layers have a window",
+    ("cwm", "windows"): "architecture 'llama' cannot say which layers have a window",
     ("smollm3", "nope_window"): "architecture 'smollm3' cannot say which layers have a window",
     ("qwen2", "windows_tied"): "sliding windows: GGUF files of architecture qwen2 have no place",
     ("qwen3", "windows_biases"): "sliding windows: GGUF files of architecture qwen3 have no place",

@@ -10,10 +10,19 @@ from pathlib import Path
 import pytest
 
 from surogate_core.errors import PluginError
-from surogate_core.plugins import PluginManager, get_manager
+from surogate_core.plugins import PluginManager, get_manager, hookspecs
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs" / "plugins").glob("surogate_*.md"))
+
+
+@pytest.mark.parametrize("page", ["plugins.md", "plugins/README.md"])
+def test_tables_of_hooks_have_every_hook(page):
+    hooks = [name for name in vars(hookspecs) if name.startswith("surogate_")]
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    rows = re.findall(r"^\| \[(\w+)\]\((?:plugins/)?(\w+)\.md\) \|", text, re.MULTILINE)
+    assert rows == [(name, name) for name in hooks]
+    assert sorted(hooks) == [each.stem for each in PAGES]
 
 
 def python_blocks(page: Path) -> list[str]:

@@ -160,6 +160,13 @@ def test_transformers_reads_what_was_saved_the_same(tokenizers, name, conversati
     assert tried.encoded(tokenizer, CONVERSATIONS[conversation], train_on="all").ids.tolist() == theirs
 
 
+@pytest.mark.parametrize(("name", "conversation"), PAIRS)
+def test_transformers_asks_with_the_same_prompt(tokenizers, name, conversation):
+    tokenizer, folder = tokenizers[name]
+    for asked in CONVERSATIONS[conversation].asked():
+        assert tried.prompt_ids(tokenizer, asked) == tried.ids_of_transformers(folder, asked, prompt=True)
+
+
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_the_end_of_a_turn_ends_an_answer(tokenizers, name):
     tokenizer, _ = tokenizers[name]

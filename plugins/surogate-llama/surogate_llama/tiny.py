@@ -50,6 +50,11 @@ MINISTRAL = {**_BASE, "architectures": ["MinistralForCausalLM"], "model_type": "
 MINISTRAL3 = {**_BASE, "architectures": ["Ministral3ForCausalLM"], "model_type": "ministral3", "head_dim": 16,
               "rope_parameters": {"rope_type": "yarn", "rope_theta": 1000.0, "factor": 4.0, "mscale": 1.0, "mscale_all_dim": 1.0,
                                   "original_max_position_embeddings": 8, "llama_4_scaling_beta": 0.5}}
+# Every fourth layer sees everything, from the first on.
+CWM = {**_BASE, "architectures": ["CwmForCausalLM"], "model_type": "cwm", "sliding_window": 5, "bos_token_id": 1,
+       "rope_parameters": LLAMA3_ROPE}
+HELIUM = {**_BASE, "architectures": ["HeliumForCausalLM"], "model_type": "helium", "head_dim": 16}
+IQUESTCODER = {**_BASE, "architectures": ["IQuestCoderForCausalLM"], "model_type": "iquestcoder"}
 ERNIE = {**_BASE, "architectures": ["Ernie4_5ForCausalLM"], "model_type": "ernie4_5", "head_dim": 24}
 
 VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
@@ -60,5 +65,8 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "granite": {"multipliers": GRANITE},
     "ernie4_5": {"interleaved": ERNIE},
     "ministral3": {"growing_queries": MINISTRAL3},
+    "cwm": {"windows": CWM},
+    "helium": {"interleaved": HELIUM},
+    "iquestcoder": {"llama": IQUESTCODER},
 }
 """Of families that `transformers` has and whose arithmetic is not that of another one here."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -70,3 +71,18 @@ def test_their_switches():
     assert h["MiniCPM4-0.5B"].residual_scale == 1.4 / 24**0.5 and h["MiniCPM4-0.5B"].logit_divisor == 4
     assert h["ERNIE-4.5-0.3B"].interleaved and h["ERNIE-4.5-0.3B"].head_dim == 128
     assert h["Mistral-7B-v0.3"].window == 0
+
+
+@pytest.mark.parametrize(("hidden", "layers", "published"), ((1536, 24, 1_080_632_832), (2048, 42, 2_516_756_480)))
+def test_minicpm5_is_a_llama_of_as_many_parameters_as_its_cards_say(hidden, layers, published):
+    """16 query heads of 128 on two, untied, MLP three times as wide: what the cards of MiniCPM5-1B and 2B tell, and what follows
+    from their counts."""
+    config = {
+        **_COMMON, "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": hidden, "head_dim": 128,
+        "intermediate_size": 3 * hidden, "num_attention_heads": 16, "num_hidden_layers": layers, "num_key_value_heads": 2,
+        "max_position_embeddings": 131072, "rms_norm_eps": 1e-6, "rope_theta": 1e4, "tie_word_embeddings": False,
+        "vocab_size": 130560,
+    }
+    model = LoadedModel.from_architecture(config, FAMILIES)
+    assert model.family.name == "llama"
+    assert sum(math.prod(each.shape) for _, each in model.dsl().parameters()) == published

@@ -16,11 +16,14 @@ YARN_ROPE = {"rope_type": "yarn", "rope_theta": 1000.0, "factor": 4.0, "original
 
 VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "qwen2": {
+        "untied": QWEN2,  # the shape of 7B and up
+        "tied": {**QWEN2, "tie_word_embeddings": True},  # and of 0.5B to 3B
         "yarn": {**QWEN2, "rope_parameters": YARN_ROPE},
         "windows_tied": {**QWEN2, "num_hidden_layers": 3, "use_sliding_window": True, "sliding_window": 5,
                          "max_window_layers": 1, "tie_word_embeddings": True},
     },
     "qwen3": {
+        "untied": QWEN3,  # the shape of 8B and up
         "tied": {**QWEN3, "tie_word_embeddings": True},
         "windows_biases": {**QWEN3, "attention_bias": True, "use_sliding_window": True, "sliding_window": 5,
                            "layer_types": ["sliding_attention", "full_attention"]},

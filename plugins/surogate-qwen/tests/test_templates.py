@@ -116,6 +116,13 @@ def test_transformers_reads_what_was_saved_the_same(tokenizers, name, conversati
     assert tried.encoded(tokenizer, CONVERSATIONS[conversation], train_on="all").ids.tolist() == theirs
 
 
+@pytest.mark.parametrize(("name", "conversation"), PAIRS)
+def test_transformers_asks_with_the_same_prompt(tokenizers, name, conversation):
+    tokenizer, folder = tokenizers[name]
+    for asked in CONVERSATIONS[conversation].asked():
+        assert tried.prompt_ids(tokenizer, asked) == tried.ids_of_transformers(folder, asked, prompt=True)
+
+
 def test_thoughts_are_read_inside_a_text_too():
     inside = [{"role": "user", "content": "why?"}, {"role": "assistant", "content": "<think>\nhm\n</think>\n\nSo."}]
     apart = [inside[0], {"role": "assistant", "content": "So.", "reasoning_content": "hm"}]
