@@ -163,13 +163,14 @@ inline bool map_caches(const sg_call *call, const PagedProblem &p, TileMaps *map
   return map_heads(input(call, 1), parts, kTileKeys, &maps->keys) && map_heads(input(call, 2), parts, kTileKeys, &maps->values);
 }
 
+constexpr int kReservedShared = 2 << 10;  // of a block's shared memory, by the system and the kernel's own
+
 // Lets each of a kernel's `blocks` have `bytes`, and multiprocessors divide their memory for as many of these as there will be
 // on one: the rest is a first-level cache, which products behind it may be made of.
 template <class Kernel>
 void take_shared(Kernel kernel, int bytes, int64_t blocks) {
-  constexpr int64_t kReserved = 2 << 10;  // of a block, by the system and the kernel's own
   const int64_t each = ceil_div(blocks, device().units), all = static_cast<int64_t>(device().shared_memory);
-  const int64_t percent = std::min<int64_t>(ceil_div(100 * each * (bytes + kReserved), all), 100);
+  const int64_t percent = std::min<int64_t>(ceil_div(100 * each * (bytes + kReservedShared), all), 100);
   cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, static_cast<int>(percent));
 }

@@ -156,10 +156,10 @@ __global__ void __launch_bounds__(kAttentionThreads, ForwardTile<padded_dim(DIM)
 // What each of `count` blocks that need so many bytes is given: more, where two of them on a multiprocessor come in fuller
 // waves than three. Either have enough under way.
 inline int bytes_of_block(int needed, int64_t count) {
-  constexpr int kReserved = 2 << 10;  // of a block, by the system and the kernel's own
   const int all = static_cast<int>(device().shared_memory);
   const int64_t two = 2 * device().units, three = 3 * device().units;
-  const bool fits_three = 3 * (needed + kReserved) <= all && 4 * (needed + kReserved) > all;
+  const int each = needed + kReservedShared;
+  const bool fits_three = 3 * each <= all && 4 * each > all;
   return fits_three && ceil_div(count, two) * two < ceil_div(count, three) * three ? all / 3 + 1 : needed;
 }
 

@@ -63,7 +63,8 @@ def serve(
         ),
     ] = None,
     token_budget: Annotated[
-        int | None, typer.Option(min=1, help="Tokens of one step, prompts and answers together.")
+        int | None,
+        typer.Option(min=1, help="Tokens of one step, prompts and answers together. Default: 8192 on a GPU, 512 on a CPU."),
     ] = None,
     adapter_slots: Annotated[int, typer.Option(min=0, help="Adapters that one step can use. 0: no adapters.")] = 4,
     adapter_rank: Annotated[int, typer.Option(min=1, help="The largest rank that an adapter may have.")] = 16,
