@@ -88,6 +88,14 @@ def agree(parity: Parity) -> None:
     assert parity.greedy(prompt, 8) == parity.reference_greedy(prompt, 8)
 
 
+def test_the_window_of_cwm_is_left_out_in_every_fourth_layer(tmp_path):
+    """Five layers, which its variant is too small for."""
+    parity = Parity.make(BY_NAME["cwm"], {**CWM, "num_hidden_layers": 5}, tmp_path, seed=5)
+    agree(parity)
+    kinds = parity.loaded.hyperparameters.kinds
+    assert len(set(kinds)) == 2 and kinds[0] == kinds[4] and len({*kinds[1:4]}) == 1
+
+
 @pytest.mark.parametrize("name", ["iquestcoder", "helium"])
 def test_a_gguf_of_architecture_llama_is_the_same_model_as_llama(tmp_path, name):
     parity = Parity.make(BY_NAME[name], TINY[name], tmp_path, seed=5)
