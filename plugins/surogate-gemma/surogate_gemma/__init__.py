@@ -22,6 +22,14 @@ def surogate_chat_templates(register):
 
 
 @hookimpl
+def surogate_parsers(register):
+    from .calls.formats import FORMATS
+
+    for output_format in FORMATS:
+        register(output_format.name, output_format)
+
+
+@hookimpl
 def surogate_models(register):
     from .packaged import MODELS
 

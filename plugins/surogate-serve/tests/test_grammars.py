@@ -11,13 +11,15 @@ import re
 import numpy as np
 import pytest
 import tokenizers
+from surogate_core.plugins import get_manager
 from surogate_core.weights.tokenizer import Tokenizer
 from surogate_serve import grammars as module
 from surogate_serve.constraints import Choice, JsonObject, JsonSchema, Regex, Tools
 from surogate_serve.grammars import Grammars
-from surogate_serve.parsers import FORMATS, Parser
+from surogate_serve.parsers import Parser
 from surogate_serve.types import Refused, ToolCallArguments, ToolCallBegin
 
+FORMATS = dict(get_manager().parsers.items())  # the server's, and those of families' plugins
 MARKERS = [
     "<think>",
     "</think>",

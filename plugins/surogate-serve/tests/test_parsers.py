@@ -9,9 +9,12 @@ import re
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from surogate_serve.parsers import FORMATS, Parser, choose_format
+from surogate_core.plugins import get_manager
+from surogate_serve.parsers import FORMATS as SERVERS
+from surogate_serve.parsers import Parser, choose_format
 from surogate_serve.types import Content, Reasoning, ToolCallArguments, ToolCallBegin, ToolCallEnd
 
+FORMATS = dict(get_manager().parsers.items())  # the server's, and those of families' plugins
 TOOLS = [
     {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}} for name in ("weather", "add")
 ]
@@ -431,17 +434,6 @@ def test_a_string_of_a_gemma_call_ends_at_the_token_only():
     assert read(parser, broken)[0] == [["content", '<|tool_call>call:<|"|>x']]
 
 
-def test_a_bare_value_follows_the_schema():
-    tools = [
-        {"type": "function", "function": {"name": "add", "parameters": {"properties": {"zip": {"type": "string"}}}}}
-    ]
-    text = "<start_function_call>call:add{zip:12345,n:12345,c:New York,d:None}<end_function_call>"
-    assert text_of("functiongemma", text, tools)[1] == [
-        "arguments",
-        '{"zip":"12345","n":12345,"c":"New York","d":null}',
-    ]
-
-
 @pytest.mark.parametrize(
     "parameters", [None, [], {"properties": [1]}, {"properties": {"a": True, "b": None}}, {"properties": "x"}]
 )
@@ -486,3 +478,13 @@ def test_gemma_3_calls_are_python_or_json():
 )
 def test_the_format_is_chosen_by_the_template(template, name):
     assert choose_format(template, FORMATS).name == name
+
+
+def test_formats_of_families_are_not_the_servers():
+    """What only a family's models write comes with the family's plugin: without it their templates show nothing."""
+    assert set(SERVERS) < set(FORMATS)
+    for name, output_format in FORMATS.items():
+        is_the_servers = get_manager().parsers.source(name).startswith("surogate-serve")
+        assert is_the_servers == (SERVERS.get(name) is output_format)
+    for template in ("<start_of_turn>{{ m }}", "<|turn><|tool_call>call:<tool_call|>"):
+        assert choose_format(template, SERVERS).name == "plain" != choose_format(template, FORMATS).name

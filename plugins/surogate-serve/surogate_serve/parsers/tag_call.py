@@ -17,10 +17,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from surogate_core.calls import Steps, overlap, properties_of
 from surogate_core.plugins import CallProgress, CallReader
-
-from .json_text import properties_of
-from .steps import Steps, overlap
 
 _FUNCTION, _PARAMETER, _END = "<function=", "<parameter=", "</function>"
 # What ends a value. Models leave closing tags out, but begin the next one on a line of its own.

@@ -13,7 +13,7 @@ from conftest import Running
 from surogate_serve.engine import EngineOptions
 from surogate_serve.http.limits import Settings
 from surogate_serve.models import ServedModel
-from surogate_serve.parsers import FORMATS, Parser, choose_format
+from surogate_serve.parsers import Parser, choose_format
 from surogate_serve.render import render
 from surogate_serve.types import Content, Reasoning, ToolCallArguments, ToolCallBegin
 
@@ -25,6 +25,7 @@ from surogate_core.testing.templates import TOOLS
 from surogate_core.testing.tiny import write_byte_tokenizer
 
 NAMED = get_manager().chat_templates
+FORMATS = dict(get_manager().parsers.items())
 FORMAT_OF = {
     "chatml": "plain", "plain": "plain", "qwen2.5": "hermes", "qwen3": "hermes", "gemma": "gemma3",
     "functiongemma": "functiongemma", "gemma4": "gemma4",
@@ -76,7 +77,7 @@ def read(tokenizer, text: str, tools=TOOLS, tail: str = "") -> dict:
 
 @pytest.mark.parametrize("name", FORMAT_OF)
 def test_answers_are_read_by_the_format_that_a_template_shows(name):
-    assert choose_format(NAMED[name], dict(get_manager().parsers.items())).name == FORMAT_OF[name]
+    assert choose_format(NAMED[name], FORMATS).name == FORMAT_OF[name]
 
 
 WEATHER = {"id": "call_1", "type": "function", "function": {

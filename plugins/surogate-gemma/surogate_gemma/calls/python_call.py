@@ -9,9 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from surogate_core.calls import JsonCall
 from surogate_core.plugins import CallProgress, CallReader
-
-from .json_call import JsonCall
 
 _NAME = re.compile(r"[A-Za-z_][\w.]*")
 _NAME_ONLY = re.compile(r"[A-Za-z_][\w.]*\s*")

@@ -1,4 +1,4 @@
-"""Calls that are one JSON object with a name and arguments: Hermes, Qwen, Llama 3."""
+"""Calls that are one JSON object with a name and arguments, which many models write."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from surogate_core.plugins import CallProgress, CallReader
+from ..plugins import CallProgress, CallReader
 
 from .json_text import JsonValue
 

@@ -9,11 +9,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from surogate_core.calls import JsonValue, Steps, is_json_number, overlap, properties_of
 from surogate_core.plugins import CallProgress, CallReader
 
-from .json_text import JsonValue, is_json_number, properties_of
 from .literal_grammar import LiteralGrammar
-from .steps import Steps, overlap
 
 _NAME = re.compile(r"[\w.\-]+")
 _BARE_END = re.compile(r"[,:{}\[\]]")

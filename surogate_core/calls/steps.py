@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from surogate_core.plugins import CallProgress
+from ..plugins import CallProgress
 
 
 class Steps:
