@@ -146,13 +146,15 @@ class _GradientStore:
 @dataclass
 class Parity:
     """One checkpoint in two hands. ``folder``: its files; ``reference``: transformers' model, float32; ``loaded``: ours, which
-    ``backend`` runs."""
+    ``backend`` runs. ``joins``: the CPU's programs too are planned as those of a device are, where products that read the same
+    input are one and adapters lie inside them."""
 
     folder: Path
     reference: Any
     loaded: LoadedModel
     batch: Batch
     backend: str = "cpu"
+    joins: bool = False
 
     @classmethod
     def make(cls, family: Family, config: Mapping[str, Any], folder: str | Path, seed: int = 0) -> Parity:
@@ -227,7 +229,7 @@ class Parity:
             weights.adopt(name, "f32", array)
         graph, program = loss_program(
             self.loaded, RECIPES[recipe], weights, self._bindings(), max_positions=self.max_positions, output="logits",
-            adapter=None if adapter is None else adapter.spec,
+            adapter=None if adapter is None else adapter.spec, join_projections=self._joins(),
         )
         session = weights.open_session(graph, program, threads=1)
         for name in ("tokens", "positions", "doc_starts"):
@@ -243,7 +245,8 @@ class Parity:
         weights = FrozenWeights(self.loaded, RECIPES[recipe].compute, self.backend)
         plan = training_program(
             self.loaded, RECIPES[recipe], weights, self._bindings(), max_positions=self.max_positions, adapter=adapter,
-            optimizer=optimizer, memory_budget=memory_budget, backend=self.backend,
+            optimizer=optimizer, memory_budget=memory_budget, backend=self.backend, join_projections=self._joins(),
+            widen=self._joins(),
         )
         return TrainSession(plan, self.loaded, weights, optimizer, 0, 1)
 
@@ -253,20 +256,24 @@ class Parity:
         loss = session.accumulate(Step([self.batch], 0, 0), 0)
         return Gradients(loss, {name: session.gradient(name) for name in session.layout.parameters})
 
-    def training_losses(self, optimizer: AdamW, learning_rate: float, steps: int) -> tuple[list[float], list[float]]:
-        """Loss before each of ``steps`` updates of every parameter on the same batch: ours, and torch.optim.AdamW's."""
+    def training_losses(
+        self, optimizer: AdamW, learning_rate: float, steps: int, session: TrainSession | None = None
+    ) -> tuple[list[float], list[float]]:
+        """Loss before each of ``steps`` updates on the same batch, ours and torch.optim.AdamW's: of every parameter, or of what
+        ``session`` trains with ``optimizer``, where the reference trains that from the same values."""
         torch = _need("torch")
-        session = self.train_session(optimizer=optimizer)
+        session = session or self.train_session(optimizer=optimizer)
         ours = [session.step(Step([self.batch], 0, 0), index, learning_rate)[0] for index in range(steps)]
         model = copy.deepcopy(self.reference)
-        matrices, vectors = ([p for p in model.parameters() if (p.ndim > 1) == is_matrix] for is_matrix in (True, False))
+        trained = [p for p in model.parameters() if p.requires_grad]
+        matrices, vectors = ([p for p in trained if (p.ndim > 1) == is_matrix] for is_matrix in (True, False))
         groups = [{"params": matrices, "weight_decay": optimizer.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
         theirs_optimizer = torch.optim.AdamW(
             groups, lr=learning_rate, betas=(optimizer.beta1, optimizer.beta2), eps=optimizer.epsilon)
         theirs = []
         for _ in range(steps):
             theirs.append(self.reference_gradients(module=model).loss)
-            torch.nn.utils.clip_grad_norm_(model.parameters(), optimizer.max_grad_norm)
+            torch.nn.utils.clip_grad_norm_(trained, optimizer.max_grad_norm)
             theirs_optimizer.step()
         return ours, theirs
 
@@ -281,6 +288,9 @@ class Parity:
         while len(ids) < count:
             ids.append(int(decoder.logits([ids[-1]], [0], [len(prompt) + len(ids) - 1], [0])[0].argmax()))
         return ids
+
+    def _joins(self) -> bool:
+        return self.joins or self.backend != "cpu"
 
     def _bindings(self) -> dict[str, int]:
         return {"T": len(self.batch.tokens), "D": len(self.batch.doc_starts)}

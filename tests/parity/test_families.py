@@ -36,10 +36,16 @@ def test_loss_and_every_gradient(ours):
     assert max(errors.values()) < 1e-4, sorted(errors.items(), key=lambda item: -item[1])[:5]
 
 
+def test_every_gradient_where_projections_are_joined(parity):
+    """As a device's programs are planned, which `ours` runs there."""
+    errors = replace(parity, joins=True).gradient_errors()
+    assert max(errors.values()) < 1e-4, sorted(errors.items(), key=lambda item: -item[1])[:5]
+
+
 def test_training_follows_torch(ours):
     optimizer = AdamW(beta2=0.95, weight_decay=0.1, max_grad_norm=0.5)
     losses, theirs = ours.training_losses(optimizer, 3e-3, 6)
-    np.testing.assert_allclose(losses, theirs, rtol=4e-5)
+    np.testing.assert_allclose(losses, theirs, rtol=1e-4)  # a device adds in another order, and six steps repeat it
     assert theirs[-1] < 0.8 * theirs[0]
 
 

@@ -1,6 +1,11 @@
-"""LoRA against PEFT, both ways: adapters read and written, gradients of A and B, merged weights, dropout."""
+"""LoRA against PEFT, both ways: adapters read and written, gradients of A and B, steps, merged weights, dropout."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,17 +14,24 @@ from surogate_core.export import merge
 from surogate_core.model import AppliedAdapter, LoadedModel
 from surogate_core.passes import LoraSpec
 from surogate_core.passes.lora import adapter_names
-from surogate_core.testing.parity import Parity, installed_family, relative_error
+from surogate_core.testing.parity import Gradients, Parity, installed_family, relative_error
 from surogate_core.testing.tiny import write_byte_tokenizer
-from surogate_core.train.prepare import linear_roles
+from surogate_core.train.optimizers import AdamW
 from surogate_core.weights.peft_adapter import Adapter, LoraPair, read_adapter, write_adapter
 
+from .in_peft import base_of, in_peft, linears, of_peft, peft_logits, saved
 from .variants import cases
 
 torch = pytest.importorskip("torch", reason="compares with PEFT: pip install 'surogate-core[test]'")
 peft = pytest.importorskip("peft", reason="compares with PEFT: pip install 'surogate-core[test]'")
 
 ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+BACKENDS = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
+RUNS = [
+    pytest.param({}, id="cpu"), pytest.param({"joins": True}, id="cpu, planned as on a device"),
+    pytest.param({"backend": "cuda"}, id="cuda", marks=pytest.mark.cuda),
+]
+"""How programs that train are planned and run: settings of `Parity`."""
 
 
 @pytest.fixture(scope="module")
@@ -28,30 +40,9 @@ def parity(tmp_path_factory) -> Parity:
     return Parity.make(family, family.tiny_configs()["mlp_bias_tied"], tmp_path_factory.mktemp("base"), seed=2)
 
 
-def base_of(parity: Parity):
-    """A fresh copy of the base in transformers."""
-    import transformers
-
-    return transformers.AutoModelForCausalLM.from_pretrained(parity.folder, attn_implementation="eager", dtype=torch.float32)
-
-
-def in_peft(parity: Parity, **settings):
-    """A PEFT model over a fresh copy of the base, A and B random."""
-    model = peft.get_peft_model(base_of(parity), peft.LoraConfig(**{"r": 4, "lora_alpha": 6, "target_modules": ALL, **settings}))
-    torch.manual_seed(5)
-    for name, parameter in model.named_parameters():
-        if ".lora_" in name:
-            parameter.data.normal_(0, 0.1)
-    return model.eval()
-
-
-def peft_logits(parity: Parity, model) -> np.ndarray:
-    return Parity(parity.folder, model, parity.loaded, parity.batch).reference_logits()
-
-
-def trained(parity: Parity, spec: LoraSpec, values: dict[str, LoraPair] | None = None):
+def trained(parity: Parity, spec: LoraSpec, values: dict[str, LoraPair] | None = None, optimizer: AdamW = AdamW()):
     """A training session whose A and B are ``values``, or random."""
-    session = parity.train_session(adapter=spec)
+    session = parity.train_session(adapter=spec, optimizer=optimizer)
     generator = np.random.default_rng(7)
     for name in session.layout.parameters:
         session.set_parameter(name, generator.normal(0, 0.1, session.layout.parameters[name].shape))
@@ -79,7 +70,7 @@ def pairs_of(parity: Parity, session, spec: LoraSpec) -> dict[str, LoraPair]:
     {"target_modules": ["q_proj", "v_proj"], "layers_to_transform": [1]},
 ], ids=["plain", "rslora", "patterns", "some_layers"])  # fmt: skip
 def test_adapters_of_peft_mean_the_same_here(parity, tmp_path, settings):
-    model = in_peft(parity, **settings)
+    model = in_peft(parity, **{"target_modules": ALL, **settings})
     model.save_pretrained(tmp_path)
     applied = AppliedAdapter.open(tmp_path, parity.loaded)
     expected = peft_logits(parity, model)
@@ -87,25 +78,89 @@ def test_adapters_of_peft_mean_the_same_here(parity, tmp_path, settings):
     assert relative_error(parity.logits(), expected) > 1e-2, "the adapter changes too little to tell"
 
 
-@pytest.mark.parametrize("case", cases(), ids="-".join)
-def test_adapters_of_every_variant_both_ways(tmp_path, case):
-    """On every linear of the stack: from PEFT's files here, and from files written here to PEFT."""
-    family = installed_family(case[0])
-    parity = Parity.make(family, family.tiny_configs()[case[1]], tmp_path / "base", seed=2)
-    h, names = parity.loaded.hyperparameters, family.hf_names(parity.loaded.hyperparameters)
-    roles = linear_roles(parity.loaded)
-    weights = [name for name, parameter in parity.loaded.dsl().parameters() if parameter.role in roles]
-    model = in_peft(parity, target_modules=[names.file_names(weight)[0].removesuffix(".weight") for weight in weights])
-    model.save_pretrained(tmp_path / "theirs")
-    expected = peft_logits(parity, model)
-    adapter = read_adapter(tmp_path / "theirs", names)
-    assert set(adapter.pairs) == set(weights)
-    ours = parity.logits(adapter=AppliedAdapter.of(adapter, parity.loaded))
-    assert relative_error(ours, expected) < 2e-5
-    assert relative_error(parity.logits(), expected) > 1e-2, "the adapter changes too little to tell"
-    write_adapter(tmp_path / "ours", adapter, names, h.num_layers)
-    again = peft.PeftModel.from_pretrained(base_of(parity), tmp_path / "ours").eval()
-    assert relative_error(peft_logits(parity, again), expected) < 1e-6
+@dataclass
+class Adapted:
+    """A variant with adapters on every linear of its stack. ``model``: PEFT's; ``folder``: its files; ``adapter``: as read here;
+    ``logits``: what PEFT's says."""
+
+    parity: Parity
+    model: Any
+    folder: Path
+    adapter: Adapter
+    logits: np.ndarray
+
+    @cached_property
+    def gradients(self) -> Gradients:
+        return self.parity.reference_gradients(module=self.model)
+
+
+RANK, ALPHA = 8, 12.0
+"""Ranks of which a device puts the adapters inside the products."""
+
+
+@pytest.fixture(scope="module", params=cases(), ids="-".join)
+def adapted(request, tmp_path_factory) -> Adapted:
+    family, folder = installed_family(request.param[0]), tmp_path_factory.mktemp("adapted")
+    parity = Parity.make(family, family.tiny_configs()[request.param[1]], folder / "base", seed=2)
+    model = in_peft(parity, r=RANK, lora_alpha=ALPHA)
+    adapter = read_adapter(saved(model, folder / "theirs"), family.hf_names(parity.loaded.hyperparameters))
+    assert set(adapter.pairs) == set(linears(parity))
+    return Adapted(parity, model, folder / "theirs", adapter, peft_logits(parity, model))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_adapters_of_every_variant(adapted, backend):
+    """On every linear of the stack, from PEFT's files."""
+    parity = replace(adapted.parity, backend=backend)
+    ours = parity.logits(adapter=AppliedAdapter.of(adapted.adapter, parity.loaded))
+    assert relative_error(ours, adapted.logits) < 2e-5
+    assert relative_error(parity.logits(), adapted.logits) > 1e-2, "the adapter changes too little to tell"
+
+
+def test_adapters_of_every_variant_written_here(adapted, tmp_path):
+    h = adapted.parity.loaded.hyperparameters
+    write_adapter(tmp_path, adapted.adapter, adapted.parity.loaded.family.hf_names(h), h.num_layers)
+    again = peft.PeftModel.from_pretrained(base_of(adapted.parity), tmp_path).eval()
+    assert relative_error(peft_logits(adapted.parity, again), adapted.logits) < 1e-6
+
+
+def assert_gradients_are_pefts(parity: Parity, session, theirs: Gradients, pairs: dict[str, LoraPair]) -> None:
+    names, ours = parity.loaded.family.hf_names(parity.loaded.hyperparameters), parity.gradients(session)
+    assert ours.loss == pytest.approx(theirs.loss, rel=1e-6)
+    assert len(ours.values) == len(theirs.values) == 2 * len(pairs)
+    for weight in pairs:
+        module = names.file_names(weight)[0].removesuffix(".weight")
+        for half, name in zip("AB", adapter_names(weight)):
+            expected = theirs.values[f"base_model.model.{module}.lora_{half}.default.weight"]
+            assert relative_error(ours.values[name], expected) < 5e-5, name
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_gradients_of_a_and_b_are_those_of_peft(adapted, run):
+    parity = replace(adapted.parity, **run)
+    session = trained(parity, LoraSpec(RANK, ALPHA), adapted.adapter.pairs)
+    assert bool(session.plan.widened) == (run != {}), "a device puts adapters inside products, the CPU does not"
+    assert_gradients_are_pefts(parity, session, adapted.gradients, adapted.adapter.pairs)
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_gradients_under_rank_stabilised_scaling(parity, tmp_path, run):
+    parity = replace(parity, **run)
+    model = in_peft(parity, use_rslora=True)
+    names = parity.loaded.family.hf_names(parity.loaded.hyperparameters)
+    pairs = read_adapter(saved(model, tmp_path), names).pairs
+    session = trained(parity, LoraSpec(4, 6.0, rank_stabilised=True), pairs)
+    assert_gradients_are_pefts(parity, session, parity.reference_gradients(module=model), pairs)
+
+
+@pytest.mark.parametrize("run", RUNS[1:])
+def test_steps_follow_torch(adapted, run):
+    optimizer = AdamW(beta2=0.95, weight_decay=0.1, max_grad_norm=0.5)
+    parity = of_peft(replace(adapted.parity, **run), adapted.model)
+    session = trained(parity, LoraSpec(RANK, ALPHA), adapted.adapter.pairs, optimizer)
+    losses, theirs = parity.training_losses(optimizer, 1e-2, 4, session)
+    np.testing.assert_allclose(losses, theirs, rtol=4e-5)
+    assert theirs[-1] < 0.9 * theirs[0]
 
 
 @pytest.mark.parametrize("spec", [
@@ -126,25 +181,8 @@ def test_adapters_from_here_mean_the_same_in_peft(parity, tmp_path, spec):
         assert again.pairs[weight].scale == pytest.approx(pair.scale, rel=1e-7)
 
 
-@pytest.mark.parametrize("use_rslora", [False, True])
-def test_gradients_of_a_and_b_are_those_of_peft(parity, tmp_path, use_rslora):
-    model = in_peft(parity, use_rslora=use_rslora)
-    model.save_pretrained(tmp_path)
-    names = parity.loaded.family.hf_names(parity.loaded.hyperparameters)
-    pairs = read_adapter(tmp_path, names).pairs
-    session = trained(parity, LoraSpec(4, 6.0, rank_stabilised=use_rslora), pairs)
-    ours, theirs = parity.gradients(session), parity.reference_gradients(module=model)
-    assert ours.loss == pytest.approx(theirs.loss, rel=1e-6)
-    assert len(ours.values) == len(theirs.values) == 2 * len(pairs)
-    for weight in pairs:
-        module = names.file_names(weight)[0].removesuffix(".weight")
-        for half, name in zip("AB", adapter_names(weight)):
-            expected = theirs.values[f"base_model.model.{module}.lora_{half}.default.weight"]
-            assert relative_error(ours.values[name], expected) < 5e-5, name
-
-
 def test_merged_weights_answer_as_the_adapter_does(parity, tmp_path):
-    model = in_peft(parity, rank_pattern={"q_proj": 2})
+    model = in_peft(parity, target_modules=ALL, rank_pattern={"q_proj": 2})
     model.save_pretrained(tmp_path / "adapter")
     write_byte_tokenizer(parity.folder, num_bytes=parity.loaded.hyperparameters.vocab_size)
     report = merge(parity.folder, tmp_path / "adapter", tmp_path / "merged", "f32")
