@@ -29,6 +29,7 @@ KEPT = 128
 """Compiled grammars that are kept for other requests."""
 
 _SIDE_BY_SIDE = 4  # masks, from which on threads are worth their start
+_EVERY_TOKEN = 0xFFFFFFFF  # a word of a mask
 
 
 class GrammarTokenizer(Protocol):
@@ -120,9 +121,10 @@ class Grammars:
 
     def fill(self, handles: Sequence[int], rows: np.ndarray) -> None:
         """rows: uint32 [len(handles), ceil(vocab / 32)]; bit v % 32 of word v // 32 is set where token v may come
-        next. Raises RuntimeError where a grammar has come to an error."""
-        walks = [self._walks[handle] for handle in handles]
-        held = [(walk.matcher, i) for i, walk in enumerate(walks) if not walk.is_free]
+        next. Released handles: every token, since a step may be on its way when its reader leaves. Raises RuntimeError
+        where a grammar has come to an error."""
+        walks = [self._walks.get(handle) for handle in handles]
+        held = [(walk.matcher, i) for i, walk in enumerate(walks) if walk is not None and not walk.is_free]
         row_bytes = rows.shape[1] * rows.itemsize
         if len(held) >= _SIDE_BY_SIDE:
             if self._executor is None:
@@ -132,11 +134,14 @@ class Grammars:
             for matcher, i in held:
                 matcher.unsafe_compute_mask_ptr(rows.ctypes.data + i * row_bytes, row_bytes)
         for walk, row in zip(walks, rows, strict=True):
-            walk.finish_row(row)
+            if walk is None:
+                row[:] = _EVERY_TOKEN
+            else:
+                walk.finish_row(row)
 
     def accept(self, handles: Sequence[int], tokens: Sequence[int]) -> list[int]:
-        """The choices went on with these tokens. For each: 0, it goes on; 1, the answer is complete; -1, the grammar
-        does not allow the token."""
+        """The choices went on with these tokens. For each: 0, it goes on (or was released); 1, the answer is complete; -1,
+        the grammar does not allow the token."""
         walks = map(self._walks.get, handles)
         return [0 if walk is None else walk.accept(token) for walk, token in zip(walks, tokens, strict=True)]
 

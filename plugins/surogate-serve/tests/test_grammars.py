@@ -397,6 +397,13 @@ def test_everything_but_the_end_is_allowed_while_reasoning(grammars, tokenizer):
     known = np.unpackbits(rows.view(np.uint8), axis=1, bitorder="little")[:, : tokenizer.vocab_size]
     assert (np.flatnonzero(known[0] == 0) == tokenizer.stop_token_ids).all() and (known[0] == known[1]).all()
     assert (rows[2:] == rows[2]).all() and 0 < known[2].sum() < 5
-    grammars.release(handles)
-    with pytest.raises(KeyError):
-        grammars.fill(handles, rows)
+
+
+def test_a_choice_that_is_released_in_the_middle_of_a_step_disturbs_no_other(grammars, tokenizer):
+    handles = grammars.open(compiled(grammars, Choice(["yes"])), 2)
+    before, after = np.zeros((2, 2, (tokenizer.vocab_size + 7 + 31) // 32), np.uint32)
+    grammars.fill(handles, before)
+    grammars.release(handles[:1])
+    grammars.fill(handles, after)
+    assert (after[0] == 0xFFFFFFFF).all() and (after[1] == before[1]).all() and (before[0] == before[1]).all()
+    assert grammars.accept(handles, tokenizer.encode("x") * 2) == [0, -1]
