@@ -71,6 +71,7 @@ def measure(call: Call, args: argparse.Namespace, ceilings: Ceilings, small: Sma
         "doc_starts": np.cumsum([0, *documents]).astype(np.int32), "norm": np.full(1, 0.5, np.float32),
         "positions": np.arange(args.tokens, dtype=np.int32) % args.sequence_len, "v": np.ones(args.parameters, np.float32),
         "hyper": np.array([0.0, 1.0, 0.0, 0.0], np.float32), "targets": _random_tokens(args), "tokens": _random_tokens(args),
+        "slots": _slots(args.tokens),
     }
     if any(o is not None and o[0] == "v" and o[1] == "bf16" for o in outputs):
         values["v"] = np.full(args.parameters, 0x3F80, np.uint16)
@@ -97,6 +98,12 @@ def _random_tokens(args: argparse.Namespace) -> np.ndarray:
     return np.random.default_rng(1).integers(0, architecture(args.model)["vocab_size"], args.tokens).astype(np.int32)
 
 
+def _slots(tokens: int, block: int = 16) -> np.ndarray:
+    """Rows of a cache whose blocks are anywhere, in order within a block."""
+    blocks = np.random.default_rng(2).permutation(-(-tokens // block))
+    return (blocks[:, None] * block + np.arange(block)).ravel()[:tokens].astype(np.int32)
+
+
 def described(call: Call) -> tuple[Program, Instruction]:
     """The call as an instruction over tensors of its operands' names, for `cost`."""
     op, inputs, outputs, attrs = call
@@ -117,7 +124,7 @@ def shapes(inputs: list[Any], outputs: list[Any]) -> str:
 
 
 def calls(args: argparse.Namespace) -> Iterator[Call]:
-    """What a training step of the model runs, LoRA and all weights."""
+    """What a training step of the model runs, LoRA and all weights; and rotation as a server's step has it."""
     config, t = architecture(args.model), args.tokens
     hidden, wide = config["hidden_size"], config["intermediate_size"]
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
@@ -164,6 +171,7 @@ def _attention(args: argparse.Namespace, t: int, heads: int, kv_heads: int, dim:
     for x in (q, k):
         yield "rope", [("x", *x[1:]), positions, table], [("y", *x[1:])], {"inverse": 0, "interleaved": 0}
         yield from _normed_heads(x[2], positions, table)
+    yield from _rotated_to_cache(q, k, v, positions, table)
     attrs = {"scale": dim**-0.5, "causal": 1, "window": 0, "softcap": 0.0, "max_length": args.sequence_len}
     yield "attention", [q, k, v, starts], [o, lse], attrs
     grads = [("dq", *q[1:]), ("dk", *k[1:]), ("dv", *v[1:])]
@@ -177,6 +185,15 @@ def _normed_heads(shape: tuple[int, ...], positions: Any, table: Any) -> Iterato
     yield "norm_rope", [x, weight, positions, table], [("y", "bf16", shape), rstd], {"eps": 1e-5, **attrs}
     yield ("norm_rope_grad", [("dy", "bf16", shape), x, weight, rstd, positions, table, None], [("dx", "bf16", shape)],
            attrs)
+
+
+def _rotated_to_cache(q: Any, k: Any, v: Any, positions: Any, table: Any) -> Iterator[Call]:
+    """Of all tokens as one step's; without norms of q's and k's heads, and with them."""
+    t, dim, v, slots = q[2][0], q[2][-1:], ("value", *v[1:]), ("slots", "i32", q[2][:1])
+    caches = [(name, x[1], (-(-t // 16) * 16, *x[2][1:])) for name, x in (("key_cache", k), ("value_cache", v))]
+    for weights in ((None, None), (("q_weight", "f32", dim), ("k_weight", "f32", dim))):
+        yield ("rope_kv_write", [q, k, v, positions, table, slots, *weights], [("rotated", *q[1:]), *caches],
+               {"interleaved": 0, "eps": 1e-5, "unit_offset": 0.0})
 
 
 def _embedding_and_loss(t: int, n: int, vocab: int) -> Iterator[Call]:

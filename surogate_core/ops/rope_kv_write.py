@@ -42,9 +42,13 @@ MORE = ((3, 2, 1, 640, 640, 320, 0), (6, 3, 1, 96, 96, 48, 0), (4, 5, 5, 48, 256
 """Wider heads, and heads whose lanes on a device are no power of two."""
 
 
+MANY = ((513, 5, 2, 24, 40, 8, 0), (512, 3, 1, 16, 8, 8, 1))
+"""More tokens than a device's kernel for few of them takes, and heads that its other one does not take by the same number."""
+
+
 def samples_rope_kv_write(rng):
-    plain = [_sample(rng, shape, False, i) for i, shape in enumerate(SHAPES)]
-    normed = [(min(shape[0], 30), *shape[1:]) for shape in (*SHAPES, *MORE)]
+    plain = [_sample(rng, shape, False, i) for i, shape in enumerate((*SHAPES, *MANY))]
+    normed = [*((min(shape[0], 30), *shape[1:]) for shape in (*SHAPES, *MORE)), *MANY]
     return [*plain, *(_sample(rng, shape, True, i) for i, shape in enumerate(normed))]
 
 

@@ -10,6 +10,11 @@
 // divides. Positions, slots, angles and norms that nothing writes are read before the kernels ahead have ended. The
 // lanes of a head that has a norm are a power of two of one warp, which add up its squares among them; angles and
 // weight are under way by then. Heads of more lanes than a warp has are read twice, by a block each.
+//
+// Where tokens are many, a prompt's, it is bytes after all, and what holds them up is how long a thread lives: from its
+// first load to its last store it has room for others in the queue to memory only with what it has asked for. There a
+// thread has the same lane of several heads of q, of k or of v of one token, all of them under way at once, and reads
+// angles and weight once for all. Bits are those of the other kernel.
 #include <algorithm>
 #include <bit>
 
@@ -25,6 +30,9 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kMostBlocks = 65535;  // along the grid's second and third axis
 constexpr int kMostTokens = 64;     // of a block: its third axis holds no more
+constexpr int kManyTokens = 512;
+constexpr int kManyHeads = 4;  // of a token, in one thread where tokens are many
+constexpr int kManyThreads = 256;
 
 struct Shape {
   int64_t tokens, table_rows, cache_rows;
@@ -194,6 +202,72 @@ __global__ void __launch_bounds__(kThreads, normed ? 4 : 5)
   if (part.has_left) finish(shape, at, part, token, found, left, right);
 }
 
+// Up to N heads that follow one another, all of q, of k or of v.
+template <int N>
+struct Group {
+  int head, heads;  // the first, of all; zero heads or fewer where there is no such group
+
+  __device__ Group(const Shape &shape, int group) {
+    const int of_q = count(shape.query_heads), of_each = count(shape.heads);
+    int first = 0, end = shape.query_heads;
+    if (group >= of_q) {
+      const bool is_value = group >= of_q + of_each;
+      group -= of_q + (is_value ? of_each : 0);
+      first = end + (is_value ? shape.heads : 0);
+      end = first + shape.heads;
+    }
+    head = first + group * N;
+    heads = min(end - head, N);
+  }
+  __host__ __device__ static int count(int heads) { return (heads + N - 1) / N; }
+};
+
+template <class T, class C, int V, bool interleaved, bool normed, int N>
+__global__ void __launch_bounds__(kManyThreads, normed ? 2 : 3)
+    rope_kv_write_many(Shape shape, Tensors<T, C> at, Indices indices, Norms norms, int table_share) {
+  const int64_t token = static_cast<int64_t>(blockIdx.x) * blockDim.z + threadIdx.z;
+  const Group<N> group(shape, static_cast<int>(blockIdx.y * blockDim.y + threadIdx.y));
+  const int heads = token < shape.tokens ? group.heads : 0;
+  const Part<V, interleaved> part(shape, heads > 0, group.head, static_cast<int>(blockIdx.z * blockDim.x + threadIdx.x));
+  const int apart = part.is_value ? shape.value_dim : shape.dim;
+  const T *in = part.source(at, token);
+  if (threadIdx.x == 0 && heads > 0) {
+    bring_closer(in - part.left_at, static_cast<uint32_t>(heads * apart * sizeof(T)));
+    if (threadIdx.y == 0 && threadIdx.z == 0) {
+      bring_angles(indices.positions + token, indices.table, shape.table_rows, shape.half, table_share);
+    }
+  }
+  wait_for_kernels_ahead();
+  Found<V> found;
+  if (part.has_left) found.load_indices(part, indices, token);
+  Bits<T, V> left_bits[N], right_bits[N];
+#pragma unroll
+  for (int h = 0; h < N; ++h) {
+    if (h < heads && part.has_left) left_bits[h].load(in + h * apart);
+    if (h < heads && part.has_right) right_bits[h].load(in + h * apart + part.right_at);
+  }
+  __syncwarp();  // or the compiler may wait for the position, or the slot, before it loads the heads
+  const bool has_norm = normed && part.has_left && !part.is_value;
+  Factors<V> factors;
+  if constexpr (normed) {
+    if (has_norm) factors.load(norms, part);
+  }
+  if (part.has_left) found.load_turn(shape, part, indices);
+  Part<V, interleaved> own = part;
+#pragma unroll
+  for (int h = 0; h < N; ++h) {
+    float left[V], right[V];
+    left_bits[h].floats(left);
+    right_bits[h].floats(right);
+    if constexpr (normed) {
+      const float rstd = norms.rstd(squares_of_lanes<V>(left, right));
+      if (has_norm) factors.apply(rstd, left, right);
+    }
+    if (h < heads && part.has_left) finish(shape, at, own, token, found, left, right);
+    own.first += apart;
+  }
+}
+
 // A block a head and token, with norms.
 template <class T, class C, bool interleaved>
 __global__ void __launch_bounds__(kThreads)
@@ -254,6 +328,32 @@ void launch_wide(const sg_call *call, Shape shape, const Tensors<T, C> &at, cons
   });
 }
 
+// What a block of `most` threads has of lanes of a head, of heads (or groups of them) and of tokens.
+struct Plan {
+  dim3 block, blocks;
+
+  Plan(int64_t most, int64_t threads, int64_t heads, int64_t all_tokens) {
+    const int64_t lanes = std::min(threads, most), along = std::min(heads, most / lanes);
+    const int64_t tokens = std::min<int64_t>(most / (lanes * along), kMostTokens);
+    block = dim3(static_cast<unsigned>(lanes), static_cast<unsigned>(along), static_cast<unsigned>(tokens));
+    blocks = dim3(static_cast<unsigned>(ceil_div(all_tokens, tokens)), static_cast<unsigned>(ceil_div(heads, along)),
+                  static_cast<unsigned>(ceil_div(threads, lanes)));
+  }
+};
+
+template <bool normed, int V, class T, class C>
+void launch_many(const sg_call *call, const Shape &shape, int64_t threads, const Tensors<T, C> &at,
+                 const Indices &indices, const Norms &norms) {
+  using Heads = Group<kManyHeads>;
+  const Plan plan(kManyThreads, threads, Heads::count(shape.query_heads) + 2 * Heads::count(shape.heads), shape.tokens);
+  const bool needs_all = shape.half > 0 && shape.table_rows <= shape.tokens;
+  const int share = needs_all ? static_cast<int>(ceil_div(shape.table_rows, plan.blocks.x)) : 0;
+  with_pairing(call, [&]<bool interleaved>(std::bool_constant<interleaved>) {
+    launch_ahead(call, plan.blocks, plan.block, 0, rope_kv_write_many<T, C, V, interleaved, normed, kManyHeads>, shape, at,
+                 indices, norms, share);
+  });
+}
+
 template <bool normed, int V, class T, class C>
 void launch(const sg_call *call, Shape shape, const Tensors<T, C> &at, const Indices &indices, const Norms &norms) {
   int64_t threads = set_packs(shape, V);
@@ -263,13 +363,13 @@ void launch(const sg_call *call, Shape shape, const Tensors<T, C> &at, const Ind
     if (threads > 32) return launch_wide(call, shape, at, indices, norms);
     threads = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(threads)));
   }
-  const int64_t lanes = std::min<int64_t>(threads, kThreads), along = std::min(heads, kThreads / lanes);
-  const int64_t tokens = std::min<int64_t>(kThreads / (lanes * along), kMostTokens);
-  const dim3 block(static_cast<unsigned>(lanes), static_cast<unsigned>(along), static_cast<unsigned>(tokens));
-  const dim3 blocks(static_cast<unsigned>(ceil_div(shape.tokens, tokens)),
-                    static_cast<unsigned>(ceil_div(heads, along)), static_cast<unsigned>(ceil_div(threads, lanes)));
+  if constexpr (V > 1) {
+    if (shape.tokens >= kManyTokens) return launch_many<normed, V>(call, shape, threads, at, indices, norms);
+  }
+  const Plan plan(kThreads, threads, heads, shape.tokens);
   with_pairing(call, [&]<bool interleaved>(std::bool_constant<interleaved>) {
-    launch_ahead(call, blocks, block, 0, rope_kv_write_kernel<T, C, V, interleaved, normed>, shape, at, indices, norms);
+    launch_ahead(call, plan.blocks, plan.block, 0, rope_kv_write_kernel<T, C, V, interleaved, normed>, shape, at, indices,
+                 norms);
   });
 }
 
