@@ -1,13 +1,13 @@
 // paged_attention in bf16, heads of 64, 80, 96, 128 or 256. Floor: the cached rows that tokens see, once for every
-// key-value head, or the multiplications of paged_attention_runs.cuh, whichever is more.
+// key-value head, or the multiplications of the runs, whichever is more.
 //
 // Which token is what is only known on the device: blocks of lone tokens (paged_attention_decode.cuh) and of runs
-// (paged_attention_runs.cuh) both look, and each takes its own. Calls of few tokens have the former only, and so have
+// (paged_attention_runs.cuh, on compute capability 9.0 paged_attention_prompts.cuh) both look, and each takes its own. Calls of few tokens have the former only, and so have
 // those that say that every token is of another sequence (attribute `lone`). So a token's bits are the same in all
 // calls in which it stands alone, and in all in which it belongs to a run or to none.
 #include "paged_attention.h"
 #include "paged_attention_batches.cuh"
-#include "paged_attention_runs.cuh"
+#include "paged_attention_prompts.cuh"
 
 namespace sg::cuda {
 namespace {
@@ -139,17 +139,17 @@ __global__ void __launch_bounds__(kDecodeThreads, COLUMNS == 1 ? 3 : 2)
 
 // Lone tokens and runs side by side, as the former wait for memory and the latter multiply: of `lone_blocks` blocks (kv
 // head, those that share its lone tokens), then those of paged_attention_runs.cuh.
-template <int DIM, int COLUMNS, bool CAPPED>
-__global__ void __launch_bounds__(kAttentionThreads, ForwardTile<padded_dim(DIM)>::kBlocks)
-    paged_mixed(PagedProblem p, PagedIndices at, PagedTensors t, HeadRows<const bf16> q, HeadRows<bf16> o, int tokens,
-                int lone_blocks) {
+template <int DIM, int COLUMNS, class Tiles>
+__global__ void __launch_bounds__(kAttentionThreads, Tiles::kBlocks)
+    paged_mixed(const PagedProblem p, const PagedIndices at, const PagedTensors t, const HeadRows<const bf16> q,
+                const HeadRows<bf16> o, const __grid_constant__ typename Tiles::Maps maps, int tokens, int lone_blocks) {
   extern __shared__ __align__(1024) unsigned char tiles[];
   wait_for_kernels_ahead();
   const int block = static_cast<int>(blockIdx.x), kv_heads = p.heads / p.group;
   if (block < lone_blocks) {
     find_lone_tokens<DIM, COLUMNS>(p, at, t, tokens, block / kv_heads, lone_blocks / kv_heads, block % kv_heads, tiles);
   } else {
-    make_runs<DIM, CAPPED>(p, at, t, q, o, tokens, block - lone_blocks, tiles);
+    make_runs<DIM, Tiles>(p, at, t, maps, q, o, tokens, block - lone_blocks, tiles);
   }
 }
 
@@ -177,18 +177,33 @@ void launch_tokens(const sg_call *call, const PagedProblem &p, const PagedTensor
 }
 
 // `with_lone`: with blocks for lone tokens, no more than the device holds at once, as most tend to find nothing.
-template <int DIM, int COLUMNS>
-void launch_mixed(const sg_call *call, const PagedProblem &p, const PagedTensors &t, int tokens, bool with_lone) {
-  constexpr int kBlocks = ForwardTile<padded_dim(DIM)>::kBlocks;
-  const auto kernel = p.softcap > 0.0f ? paged_mixed<DIM, COLUMNS, true> : paged_mixed<DIM, COLUMNS, false>;
-  const int shared = std::max(static_cast<int>(RunTiles<DIM, false>::kBytes), with_lone ? batch_bytes(p) : 0);
-  const int64_t kv_heads = p.heads / p.group, most = ceil_div(kBlocks * device().units, kv_heads);
+template <int DIM, int COLUMNS, class Tiles>
+void launch_mixed(const sg_call *call, const PagedProblem &p, const PagedTensors &t, const typename Tiles::Maps &maps,
+                  int tokens, bool with_lone) {
+  const auto kernel = paged_mixed<DIM, COLUMNS, Tiles>;
+  const int shared = std::max(static_cast<int>(Tiles::kBytes), with_lone ? batch_bytes(p) : 0);
+  const int64_t kv_heads = p.heads / p.group, most = ceil_div(Tiles::kBlocks * device().units, kv_heads);
   const int lone = with_lone ? static_cast<int>(std::min<int64_t>(tokens, most) * kv_heads) : 0;
-  const int64_t blocks = lone + run_blocks<DIM>(p, tokens);
+  const int64_t blocks = lone + run_blocks<Tiles>(p, tokens);
   take_shared(kernel, shared, blocks);
-  launch_ahead(call, static_cast<unsigned>(blocks), kAttentionThreads,
-               static_cast<size_t>(shared), kernel, p, paged_indices(call), t, HeadRows<const bf16>(input(call, 0)),
-               HeadRows<bf16>(output(call, 0)), tokens, lone);
+  launch_ahead(call, static_cast<unsigned>(blocks), kAttentionThreads, static_cast<size_t>(shared), kernel, p,
+               paged_indices(call), t, HeadRows<const bf16>(input(call, 0)), HeadRows<bf16>(output(call, 0)), maps, tokens,
+               lone);
+}
+
+template <int DIM, int COLUMNS>
+void launch_runs(const sg_call *call, const PagedProblem &p, const PagedTensors &t, int tokens, bool with_lone) {
+  if constexpr (DIM == 64 || DIM == 128) {
+    PromptMaps maps;
+    if (has_ring() && p.softcap == 0.0f && map_prompts(call, &maps)) {
+      return launch_mixed<DIM, COLUMNS, PromptTiles<DIM>>(call, p, t, maps, tokens, with_lone);
+    }
+  }
+  if (p.softcap > 0.0f) {
+    launch_mixed<DIM, COLUMNS, RunTiles<DIM, true>>(call, p, t, {}, tokens, with_lone);
+  } else {
+    launch_mixed<DIM, COLUMNS, RunTiles<DIM, false>>(call, p, t, {}, tokens, with_lone);
+  }
 }
 
 // By blocks that know no runs, which need not be there.
@@ -212,7 +227,7 @@ void launch(const sg_call *call, const PagedProblem &p, const PagedTensors &t, i
     if (lone && has_ring()) launched = launch_lone<DIM, COLUMNS, RingTiles<DIM>>(call, p, t, tokens, has_runs, whole);
   }
   if (!launched) launch_lone<DIM, COLUMNS, DirectTiles<DIM>>(call, p, t, tokens, has_runs, whole);
-  if (has_runs) launch_mixed<DIM, COLUMNS>(call, p, t, tokens, whole);
+  if (has_runs) launch_runs<DIM, COLUMNS>(call, p, t, tokens, whole);
 }
 template <int DIM>
 void launch(const sg_call *call, const PagedProblem &p, const PagedTensors &t, int tokens) {

@@ -81,17 +81,21 @@ constexpr int run_stages(int padded) { return padded <= 128 ? 2 : 1; }
 
 template <int DIM, bool CAPPED>
 struct RunTiles {
+  using Maps = NoMaps;
   static constexpr int kDim = padded_dim(DIM), kStages = run_stages(kDim);
   static constexpr int kTileBytes = kRunKeys * kRowBytes<kDim>;
   using Tile = ForwardTile<kDim>;
-  static_assert(kWindowTokens % Tile::kQueries == 0 && Tile::kKeys == kRunKeys);
+  static constexpr int kQueries = Tile::kQueries, kBlocks = Tile::kBlocks;
+  static_assert(kWindowTokens % kQueries == 0 && Tile::kKeys == kRunKeys);
   static constexpr size_t kBytes =
       Tile::kQueries * kRowBytes<kDim> + 2 * kStages * kTileBytes + (Tile::kQueries + 1) * sizeof(TokenRange);
+  const HeadRows<const bf16> &rows_of_queries;
   unsigned char *queries, *keys, *values;
   TokenRange *ranges, *missing;  // keys that tokens see; keys that the cache does not hold lie in `missing`
 
-  __device__ explicit RunTiles(unsigned char *shared)
-      : queries(shared),
+  __device__ RunTiles(const Maps &, const HeadRows<const bf16> &q, unsigned char *shared)
+      : rows_of_queries(q),
+        queries(shared),
         keys(queries + Tile::kQueries * kRowBytes<kDim>),
         values(keys + kStages * kTileBytes),
         ranges(reinterpret_cast<TokenRange *>(values + kStages * kTileBytes)),
@@ -104,9 +108,8 @@ struct RunTiles {
 
   // o of a run of at most kQueries tokens, for one head. By all threads of the block.
   __device__ __forceinline__ void make(const PagedProblem &p, const LogitFactors &factors, const Run &run,
-                                       const HeadRows<const bf16> &q, const PagedHead &head,
-                                       const HeadRows<bf16> &o) const {
-    load_tile<kDim, Tile::kQueries>(queries, q, run.first, run.first + run.count);
+                                       int query_head, const PagedHead &head, const HeadRows<bf16> &o) const {
+    load_tile<kDim, Tile::kQueries>(queries, rows_of_queries.head(query_head), run.first, run.first + run.count);
     const int position = run.position + min(static_cast<int>(threadIdx.x), run.count - 1);
     const int window = static_cast<int>(min(p.window, static_cast<int64_t>(1) << 30));
     const int first_key = window > 0 ? max(position - window + 1, 0) : 0;
@@ -225,17 +228,17 @@ __device__ inline int find_window(const PagedIndices &at, int tokens, int rank, 
 }
 
 // Parts of a window's runs, a block each.
-template <int DIM>
-constexpr int kRunParts = kWindowTokens / ForwardTile<padded_dim(DIM)>::kQueries;
+template <class Tiles>
+constexpr int kRunParts = kWindowTokens / Tiles::kQueries;
 
-// Block (rank of a window, part of its runs, head) of run_blocks.
-template <int DIM, bool CAPPED>
+// Block (rank of a window, part of its runs, head) of run_blocks. Tiles: RunTiles, or PromptTiles.
+template <int DIM, class Tiles>
 __device__ __forceinline__ void make_runs(const PagedProblem &p, const PagedIndices &at, const PagedTensors &t,
-                                          const HeadRows<const bf16> &q, const HeadRows<bf16> &o, int tokens, int block,
-                                          unsigned char *shared) {
+                                          const typename Tiles::Maps &maps, const HeadRows<const bf16> &q,
+                                          const HeadRows<bf16> &o, int tokens, int block, unsigned char *shared) {
   __shared__ int seen[kWindowTokens + 1];
   __shared__ TokenBits links;  // whether a token goes on with the next one
-  constexpr int kQueries = ForwardTile<padded_dim(DIM)>::kQueries, kParts = kRunParts<DIM>;
+  constexpr int kQueries = Tiles::kQueries, kParts = kRunParts<Tiles>;
   const int head = block % p.heads, place = block / p.heads;
   const int skipped = place % kParts * kQueries;  // tokens of a run that others take
   const int first = find_window(at, tokens, place / kParts, seen) * kWindowTokens;
@@ -249,23 +252,23 @@ __device__ __forceinline__ void make_runs(const PagedProblem &p, const PagedIndi
   __syncthreads();
   if (!links.any()) return;
 
-  const RunTiles<DIM, CAPPED> tiles(shared);
+  Tiles tiles(maps, q, shared);
   for (int begin = links.find(0, true); begin < kWindowTokens;) {
     const int end = links.find(begin, false) + 1;  // a link is not in the window's last place
     const int sequence = at.sequence_ids[first + begin];
     const int count = kParts == 1 ? end - begin : min(end - begin - skipped, kQueries);
     const Run run = {first + begin + skipped, count, sequence, at.positions[first + begin] + skipped};
     if (kParts == 1 || run.count > 0) {
-      tiles.make(p, t.factors, run, q.head(head), t.head(p, at, head / p.group, sequence), o.head(head));
+      tiles.make(p, t.factors, run, head, t.head(p, at, head / p.group, sequence), o.head(head));
       __syncthreads();  // the tiles are free
     }
     begin = links.find(end, true);
   }
 }
 
-template <int DIM>
+template <class Tiles>
 int64_t run_blocks(const PagedProblem &p, int tokens) {
-  return ceil_div(tokens, kWindowTokens) * kRunParts<DIM> * p.heads;
+  return ceil_div(tokens, kWindowTokens) * kRunParts<Tiles> * p.heads;
 }
 
 }  // namespace sg::cuda
