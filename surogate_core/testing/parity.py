@@ -175,13 +175,13 @@ class Parity:
 
     # -- theirs ------------------------------------------------------------------------------------------------------
 
-    def reference_logits(self, dtype: str = "float32") -> np.ndarray:
-        """float64 [useful tokens, vocab]: each document alone through transformers in ``dtype``."""
+    def reference_logits(self, dtype: str = "float32", texts: Sequence[Sequence[int]] | None = None) -> np.ndarray:
+        """float64 [useful tokens, vocab]: each document, or each of ``texts``, alone through transformers in ``dtype``."""
         torch = _need("torch")
         model = self._reference_in(dtype)
+        given = [self._ids(part) for part in document_ranges(self.batch)] if texts is None else map(_batch_of_one, texts)
         with torch.no_grad():
-            rows = [model(self._ids(part)).logits[0].double().numpy() for part in document_ranges(self.batch)]
-        return np.concatenate(rows)
+            return np.concatenate([model(ids).logits[0].double().numpy() for ids in given])
 
     def reference_gradients(self, dtype: str = "float32", module: Any = None) -> Gradients:
         """Of the mean loss over the batch's targets, each document alone. ``module``: instead of the reference."""
@@ -203,7 +203,7 @@ class Parity:
     def reference_greedy(self, prompt: Sequence[int], count: int) -> list[int]:
         torch = _need("torch")
         with torch.no_grad():
-            ids = torch.tensor([list(prompt)])
+            ids = _batch_of_one(prompt)
             # Without a mask, tokens that happen to be the padding token would be hidden.
             ids = self.reference.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False)
         return ids[0, len(prompt):].tolist()
@@ -213,7 +213,7 @@ class Parity:
         return self.reference if dtype == "float32" else copy.deepcopy(self.reference).to(getattr(torch, dtype))
 
     def _ids(self, part: slice) -> Any:
-        return _need("torch").from_numpy(self.batch.tokens[part].astype(np.int64))[None]
+        return _batch_of_one(self.batch.tokens[part])
 
     def _by_our_names(self, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         store = _GradientStore({name: value.astype(np.float32) for name, value in tensors.items()})
@@ -348,6 +348,10 @@ class Parity:
                 original, attn_implementation="eager", dtype=torch.float32)(self._ids(part)).logits
             assert torch.equal(again(self._ids(part)).logits, expected), "the written config.json makes another model"
         assert LoadedModel.open(written, [family]).hyperparameters == h
+
+
+def _batch_of_one(tokens: Sequence[int] | np.ndarray) -> Any:
+    return _need("torch").from_numpy(np.array(tokens, np.int64))[None]
 
 
 def _save(model: Any, folder: str | Path, config: Mapping[str, Any]) -> None:
