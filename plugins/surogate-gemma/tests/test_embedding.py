@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import copy
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,12 +16,14 @@ from surogate_gemma.tiny import GEMMA_3
 
 from surogate_core import export
 from surogate_core.dsl import LMHead
+from surogate_core.engine import cuda
 from surogate_core.errors import ConfigError, WeightError
 from surogate_core.model import FrozenWeights, LoadedModel, loss_program
 from surogate_core.passes import RECIPES
 from surogate_core.testing.parity import Parity, document_ranges, packed_batch, relative_error
 from surogate_core.testing.tiny import write_byte_tokenizer, write_sentence_modules
 from surogate_core.weights.embedding import Embedding, shaped
+from surogate_core.weights.quants import bf16_to_f32
 
 torch = pytest.importorskip("torch", reason="compares with torch: pip install 'surogate-core[test]'")
 transformers = pytest.importorskip("transformers", reason="compares with transformers: pip install 'surogate-core[test]'")
@@ -30,6 +35,8 @@ CONFIG = {
     "num_hidden_layers": 4, "sliding_window": 5, "use_bidirectional_attention": True,
     "layer_types": ["sliding_attention", "full_attention"] * 2, "matryoshka_dimensions": [64, 24],
 }
+NO_DEVICE = pytest.mark.skipif(bool(cuda.unavailable()), reason=str(cuda.unavailable()))
+BACKENDS = ["cpu", pytest.param("cuda", marks=[pytest.mark.cuda, NO_DEVICE])]
 PROMPTS = {"query": "task: search result | query: ", "document": "title: none | text: "}
 
 
@@ -79,7 +86,8 @@ def hidden_states(model: LoadedModel, recipe: str = "fp32", backend: str = "cpu"
     for name in ("tokens", "positions", "doc_starts"):
         session.write(name, getattr(batch, name))
     session.run("forward")
-    return session.read("hidden")[:batch.useful_tokens]
+    hidden = session.read("hidden")[:batch.useful_tokens]
+    return bf16_to_f32(hidden) if hidden.dtype == np.uint16 else hidden
 
 
 def theirs(reference) -> list[torch.Tensor]:
@@ -90,11 +98,23 @@ def theirs(reference) -> list[torch.Tensor]:
                 for part in document_ranges(batch)]
 
 
-def test_hidden_states_of_packed_documents(folder, reference):
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_hidden_states_of_packed_documents(folder, reference, backend):
+    got = hidden_states(LoadedModel.open(folder, [FAMILY]), backend=backend)
+    assert relative_error(got, torch.cat(theirs(reference)).numpy()) < 2e-5
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_hidden_states_in_bf16_are_as_near_to_the_truth_as_torchs(folder, reference, backend):
+    exact = torch.cat(theirs(reference)).numpy()
+    got = hidden_states(LoadedModel.open(folder, [FAMILY]), "bf16", backend)
+    rounded = torch.cat(theirs(copy.deepcopy(reference).bfloat16())).float().numpy()
+    assert np.abs(got - exact).mean() < 1.25 * np.abs(rounded - exact).mean()
+
+
+def test_the_reference_sees_ahead_and_no_further_than_its_windows(reference):
+    """Else the comparison would prove little."""
     expected = theirs(reference)
-    got = hidden_states(LoadedModel.open(folder, [FAMILY]))
-    assert relative_error(got, torch.cat(expected).numpy()) < 2e-5
-    # The reference sees ahead, and no further than its windows: else the comparison would prove little.
     with torch.no_grad():
         reference.config.use_bidirectional_attention = False
         try:
@@ -126,26 +146,38 @@ class FamilyWithHead(EmbeddingGemmaFamily):
         return model
 
 
-def test_gradients(folder, reference):
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_gradients(folder, reference, backend):
     """Of a loss that the model does not have, through all of its layers: attention both ways has a gradient like any other."""
-    parity = Parity.of(FamilyWithHead(), WithHead(reference), folder)
+    parity = replace(Parity.of(FamilyWithHead(), WithHead(reference), folder), backend=backend)
     errors = parity.gradient_errors()
     assert len(errors) == 1 + 2 + 4 * 13 and max(errors.values()) < 1e-4, errors
 
 
-def test_vectors(folder, reference, layers):
+def test_what_the_files_say_of_vectors(folder):
     model = LoadedModel.open(folder, [FAMILY])
     embedding = model.embedding
     assert (embedding.pooling, embedding.normalized, embedding.sizes) == ("mean", True, (64, 24))
     assert embedding.prompts == PROMPTS and embedding.width(64) == 64
     assert not model.writes_text
-    states = np.split(hidden_states(model), np.cumsum([len(each) for each in theirs(reference)])[:-1])
-    pooled = np.stack([each.mean(axis=0) for each in states])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_vectors_as_served(folder, reference, layers, backend):
+    """Through the engine of the server, where that is installed: texts side by side, in fp32."""
+    serve = pytest.importorskip("surogate_serve", reason="needs the server: pip install ./plugins/surogate-serve")
+    options = serve.EngineOptions(recipe="fp32", backend=backend, threads=1, max_sequences=2)
+    model = serve.ServedModel.open(folder, options=options)
+    try:
+        batch = packed_batch(CONFIG["vocab_size"])
+        vectors = asyncio.run(model.embed([batch.tokens[part].tolist() for part in document_ranges(batch)]))
+    finally:
+        model.close()
     with torch.no_grad():
         dense = layers(torch.stack([each.mean(dim=0) for each in theirs(reference)]))
     for size in (64, 24):
         expected = torch.nn.functional.normalize(dense[:, :size], dim=1).numpy()
-        np.testing.assert_allclose(shaped(embedding.finished(pooled), size, True), expected, atol=5e-6)
+        np.testing.assert_allclose(shaped(vectors, size, True), expected, atol=2e-5)
 
 
 @pytest.mark.parametrize("name", ["again", "again.gguf"])

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from surogate_qwen.family import FAMILIES
 
+from surogate_core.engine import cuda
 from surogate_core.model import LoadedModel
 from surogate_core.testing.tiny import write_byte_tokenizer, write_sentence_modules
 from surogate_core.weights.embedding import shaped
@@ -17,6 +18,8 @@ from surogate_core.weights.embedding import shaped
 torch = pytest.importorskip("torch", reason="compares with torch: pip install 'surogate-core[test]'")
 transformers = pytest.importorskip("transformers", reason="compares with transformers: pip install 'surogate-core[test]'")
 
+NO_DEVICE = pytest.mark.skipif(bool(cuda.unavailable()), reason=str(cuda.unavailable()))
+BACKENDS = ["cpu", pytest.param("cuda", marks=[pytest.mark.cuda, NO_DEVICE])]
 END = "<|endoftext|>"
 CONFIG = {
     "vocab_size": 264, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -59,10 +62,11 @@ def folder(request, tmp_path_factory) -> Path:
     return path
 
 
-def test_vectors_as_served(folder):
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_vectors_as_served(folder, backend):
     """Through the engine of the server, where that is installed: texts side by side, in fp32."""
     serve = pytest.importorskip("surogate_serve.models", reason="needs the server: pip install ./plugins/surogate-serve")
-    options = serve.EngineOptions(recipe="fp32", threads=1, max_sequences=2)
+    options = serve.EngineOptions(recipe="fp32", backend=backend, threads=1, kv_memory=64 << 20, max_sequences=2)
     model = serve.ServedModel.open(folder, "qwen", options)
     try:
         assert model.vectors.embedding.pooling == "last" and model.vectors.embedding.normalized
