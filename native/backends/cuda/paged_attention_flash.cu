@@ -2,9 +2,10 @@
 // key-value head, or the multiplications of the runs, whichever is more.
 //
 // Which token is what is only known on the device: blocks of lone tokens (paged_attention_decode.cuh) and of runs
-// (paged_attention_runs.cuh, on compute capability 9.0 paged_attention_prompts.cuh) both look, and each takes its own. Calls of few tokens have the former only, and so have
-// those that say that every token is of another sequence (attribute `lone`). So a token's bits are the same in all
-// calls in which it stands alone, and in all in which it belongs to a run or to none.
+// (paged_attention_runs.cuh, on compute capability 9.0 paged_attention_prompts.cuh) both look, and each takes its own. Calls
+// of few tokens have the former only, and so have those that say that every token is of another sequence (attribute
+// `lone`). So a token's bits are the same in all calls in which it stands alone, and in all in which it belongs to a run or
+// to none.
 #include "paged_attention.h"
 #include "paged_attention_batches.cuh"
 #include "paged_attention_prompts.cuh"
