@@ -169,14 +169,19 @@ def _attention(args: argparse.Namespace, t: int, heads: int, kv_heads: int, dim:
     starts = ("doc_starts", "i32", (max(1, t // args.sequence_len) + 1,))
     positions, table = ("positions", "i32", (t,)), ("table", "f32", (args.sequence_len, dim // 2, 2))
     for x in (q, k):
-        yield "rope", [("x", *x[1:]), positions, table], [("y", *x[1:])], {"inverse": 0, "interleaved": 0}
+        yield from _rotation(x[2], positions, table)
         yield from _normed_heads(x[2], positions, table)
+    yield from _rotation((t, heads + kv_heads, dim), positions, table)
     yield from _rotated_to_cache(q, k, v, positions, table)
     attrs = {"scale": dim**-0.5, "causal": 1, "window": 0, "softcap": 0.0, "max_length": args.sequence_len}
     yield "attention", [q, k, v, starts], [o, lse], attrs
     grads = [("dq", *q[1:]), ("dk", *k[1:]), ("dv", *v[1:])]
     for deterministic in (1, 0):
         yield "attention_grad", [do, q, k, v, o, lse, starts], grads, {**attrs, "deterministic": deterministic}
+
+
+def _rotation(shape: tuple[int, ...], positions: Any, table: Any) -> Iterator[Call]:
+    yield "rope", [("x", "bf16", shape), positions, table], [("y", "bf16", shape)], {"inverse": 0, "interleaved": 0}
 
 
 def _normed_heads(shape: tuple[int, ...], positions: Any, table: Any) -> Iterator[Call]:

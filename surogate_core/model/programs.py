@@ -11,8 +11,8 @@ from ..dsl import trace
 from ..errors import TrainingError
 from ..ir.graph import BUFFER, Graph
 from ..passes import (
-    LoraSpec, Recipe, autodiff, dead_code, fuse, fuse_low_rank, fuse_norm_rope, fuse_projections, lora, paged_kv, precision,
-    recompute, widen_products, widened_names,
+    LoraSpec, Recipe, autodiff, dead_code, fuse, fuse_low_rank, fuse_norm_rope, fuse_projections, join_ropes, lora, paged_kv,
+    precision, recompute, widen_products, widened_names,
 )
 from ..passes.recompute import saved_bytes
 from ..program import EmitOptions, Program, emit
@@ -100,6 +100,8 @@ def training_program(
             fuse_low_rank(graph)
         if backend != "cpu":  # whose server rounds between the two, and so does its trainer
             fuse_norm_rope(graph)
+        if join_projections:
+            join_ropes(graph)
         for rewrite in strategy_passes:
             graph = rewrite(graph)
         before = saved_bytes(graph, bindings)
@@ -169,6 +171,8 @@ def _packed(
         widen_products(graph, dtypes(graph), recipe.compute, widened)
     if backend != "cpu":
         fuse_norm_rope(graph)
+    if join_projections:
+        join_ropes(graph)
     return dead_code(graph)
 
 

@@ -18,10 +18,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
-from .. import ops
 from ..ir.builder import JOIN, SLICE, VIEW, Builder
 from ..ir.graph import PARAM, Graph, Node, Region, Value, Widened
 from ..ir.spec import check
+from .uses import readers_take_rows_apart, takes_rows_apart
 
 ALIGNMENT = 8
 """Elements."""
@@ -213,30 +213,10 @@ def _may_lie_apart(graph: Graph, region: Region, value: Value, handed_on: bool =
             made is not None and made not in maker_region.grad_in and _may_lie_apart(graph, maker_region, made, True)
             for maker_region, made in _makers(graph, region, value)
         )
-    if node.op == SLICE or (node.op != JOIN and not _takes_rows_apart(node.op, node.outputs.index(value), of_output=True)):
+    if node.op == SLICE or (node.op != JOIN and not takes_rows_apart(node.op, node.outputs.index(value), of_output=True)):
         return False
     kept = {*region.carry_out, *graph.outputs.values(), *(() if handed_on else region.grad_out)}
-    return _readers_take_rows_apart(region, value, kept)
-
-
-def _readers_take_rows_apart(region: Region, value: Value, kept: set[Value]) -> bool:
-    same = {value}
-    for node in region.nodes():
-        if not same.intersection(v for v in node.inputs if v is not None):
-            continue
-        if node.op == VIEW:
-            same.add(node.outputs[0])
-        elif node.op == JOIN:
-            return False
-        elif node.op != SLICE:
-            if not all(_takes_rows_apart(node.op, i) for i, v in enumerate(node.inputs) if v in same):
-                return False
-    return not same & kept
-
-
-def _takes_rows_apart(op: str, index: int, of_output: bool = False) -> bool:
-    record = ops.get(op)
-    return (record.outputs if of_output else record.inputs)[index].name in record.rows_apart
+    return readers_take_rows_apart(region, value, kept)
 
 
 def _makers(graph: Graph, region: Region, value: Value) -> Iterator[tuple[Region, Value | None]]:

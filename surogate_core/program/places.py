@@ -52,13 +52,18 @@ class Places:
 
     def around(self, key: Key) -> list[Key]:
         """``key``, what it lies in, and what lies in it: what is needed where ``key`` is read."""
+        found = self._held(key)
+        while key in self.inside:
+            key = self.inside[key][0]
+            found.append(key)
+        return found
+
+    def _held(self, key: Key) -> list[Key]:
+        """``key``, and what lies in it."""
         found, pending = [], [key]
         while pending:
             found.append(pending.pop())
             pending += self.holds.get(found[-1], ())
-        while key in self.inside:
-            key = self.inside[key][0]
-            found.append(key)
         return found
 
     def width(self, key: Key) -> int:
@@ -90,9 +95,9 @@ class Places:
         self._settled = {key: self.at(key) for key in self._use}
 
     def _take(self, key: Key, donor: Key) -> None:
-        self._occupants[self.at(key)[0]].remove(key)
+        """``key``, a root so far, goes into ``donor`` with all that lies in it."""
         self.put(key, donor, 0)
-        self._occupants.setdefault(self.at(key)[0], []).append(key)
+        self._occupants.setdefault(self.at(key)[0], []).extend(self._occupants.pop(key))
 
     def _candidate(self, call: Call) -> Key | None:
         """The input that output 0 could overwrite: an activation of the result's type, as the op sees it."""
@@ -108,10 +113,11 @@ class Places:
         the result has to be."""
         for index, call in reversed(list(enumerate(calls))):
             donor, result = self._candidate(call), call.outputs[0]
-            if donor is None or result not in self.inside or donor in self.inside or donor in self.holds:
+            if donor is None or result not in self.inside or donor in self.inside:
                 continue
-            first, last = self._use[donor]
-            if last == index and index - first <= LINGER and donor in self._any_rows and donor not in outputs:
+            within = self._occupants[donor]
+            first, last = min(self._use[key][0] for key in within), max(self._use[key][1] for key in within)
+            if last == index and index - first <= LINGER and self._any_rows.issuperset(within) and outputs.isdisjoint(within):
                 self._take(donor, result)
 
     def _donor(self, call: Call, index: int) -> Key | None:
@@ -134,11 +140,11 @@ class Places:
     def _give_back(self, key: Key) -> None:
         """What outlives its neighbours would keep the memory of all of them: it gets its own."""
         root, _ = self.at(key)
-        if not self.lies_apart(key) or self._use[key][1] - self._crowded_until(root) <= LINGER:
+        moved = [k for k in self._held(key) if k in self._use]
+        if not self.lies_apart(key) or max(self._use[k][1] for k in moved) - self._crowded_until(root) <= LINGER:
             return
         donor, _ = self.inside.pop(key)
         self.holds[donor].remove(key)
-        moved = [k for k in self.around(key) if k in self._use]
         self._occupants[root] = [k for k in self._occupants[root] if k not in moved]
         self._occupants[key] = moved
 
