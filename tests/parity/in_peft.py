@@ -30,17 +30,21 @@ def linears(parity: Parity) -> list[str]:
 def in_peft(parity: Parity, **settings: Any) -> Any:
     """A PEFT model over a fresh copy of the base, A and B random: on every linear of the stack, or as ``settings`` of PEFT's
     LoraConfig have it."""
-    import torch
-
     peft = pytest.importorskip("peft", reason="compares with PEFT: pip install 'surogate-core[test]'")
     names = parity.loaded.family.hf_names(parity.loaded.hyperparameters)
     targets = [names.file_names(weight)[0].removesuffix(".weight") for weight in linears(parity)]
     config = peft.LoraConfig(**{"r": 4, "lora_alpha": 6, "target_modules": targets, **settings})
-    model = peft.get_peft_model(base_of(parity), config)
+    return randomised(peft.get_peft_model(base_of(parity), config))
+
+
+def randomised(model: Any, scale: float = 0.1) -> Any:
+    """A PEFT model whose A and B are drawn anew."""
+    import torch
+
     torch.manual_seed(5)
     for name, parameter in model.named_parameters():
         if ".lora_" in name:
-            parameter.data.normal_(0, 0.1)
+            parameter.data.normal_(0, scale)
     return model.eval()
 
 

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import copy
 import pydoc_data.topics
 
 import gguf
 import numpy as np
 import pytest
 
-from surogate_core.engine import default_threads
-from surogate_core.generate import Decoder, installed_families
-from surogate_core.model import FrozenWeights, LoadedModel
-from surogate_core.passes.precision import RECIPES
+from surogate_core.data.loader import IGNORED
+from surogate_core.generate import installed_families
+from surogate_core.model import LoadedModel
+from surogate_core.passes import LoraSpec
 from surogate_core.plugins import get_manager
+from surogate_core.testing.parity import Parity, packed_batch
+from surogate_core.train.optimizers import AdamW
+from surogate_core.weights.peft_adapter import read_adapter
 
-from .test_smollm2 import VARIED, greedy
+from .in_peft import saved
+from .test_smollm2 import BACKENDS, VARIED, decoder_of, greedy
 
 FP32_TOLERANCE = 1e-3
 """Of logits that reach 30; transformers' own distance from float64 is 6e-5."""
@@ -54,10 +59,9 @@ def prompts(tokenizer) -> list[list[int]]:
             tokenizer.encode(text, add_special_tokens=True)[:LONG]]
 
 
-def logits(model, prompt, recipe="fp32") -> np.ndarray:
+def logits(model, prompt, recipe="fp32", backend="cpu") -> np.ndarray:
     """float32 [LAST, vocab]: of a prompt's last tokens, each run by itself after those before them in one go."""
-    weights = FrozenWeights(model, RECIPES[recipe].compute)
-    decoder = Decoder(model, weights, RECIPES[recipe], len(prompt), threads=default_threads())
+    decoder = decoder_of(model, recipe, len(prompt), backend)
     first = len(prompt) - LAST
     decoder.logits(prompt[:first], [0] * first, range(first), [first - 1])
     return np.stack([decoder.logits([prompt[i]], [0], [i], [0])[0].copy() for i in range(first, len(prompt))])
@@ -113,10 +117,62 @@ def exact(reference, prompts) -> list[np.ndarray]:
 
 
 @pytest.mark.slow
-def test_fp32_logits_equal_transformers_within_the_window_and_beyond(model, prompts, exact):
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_fp32_logits_equal_transformers_within_the_window_and_beyond(model, prompts, exact, backend):
     for prompt, expected in zip(prompts, exact):
-        error = float(np.abs(logits(model, prompt) - expected).max())
+        error = float(np.abs(logits(model, prompt, backend=backend) - expected).max())
         assert error < FP32_TOLERANCE, (len(prompt), error)
+
+
+@pytest.mark.slow
+@pytest.mark.cuda
+def test_greedy_text_of_a_device_equals_the_cpus_until_a_tie(model, prompts):
+    ids, gaps = greedy(model, prompts[0], "fp32", GREEDY)
+    there, _ = greedy(model, prompts[0], "fp32", GREEDY, "cuda")
+    equal = next((i for i, (a, b) in enumerate(zip(ids, there)) if a != b), GREEDY)
+    assert equal == GREEDY or gaps[equal] < 2 * FP32_TOLERANCE, (equal, gaps[equal])
+
+
+@pytest.mark.slow
+@pytest.mark.cuda
+@pytest.mark.parametrize("recipe, mean", [("fp32", 1e-4), ("bf16", 0.08)])
+def test_a_device_serves_what_transformers_says(path, tokenizer, prompts, exact, recipe, mean):
+    serve = pytest.importorskip("surogate_serve", reason="serves models: pip install surogate-serve")
+    options = serve.EngineOptions(recipe, "cuda", context=1024, token_budget=1024, max_sequences=8, kv_memory=64 << 20)
+    with serve.LLM(path, options=options) as llm:
+        read = llm.generate(prompts, max_tokens=0, logprobs=1, prompt_logprobs=True)
+        (answer,) = llm.generate(prompts[:1], max_tokens=GREEDY)
+    for prompt, rows, told in zip(prompts, exact, read, strict=True):
+        ids = prompt[1 - LAST:]
+        logits = rows[:-1].astype(np.float64)
+        theirs = logits[range(len(ids)), ids] - np.log(np.exp(logits).sum(axis=1))
+        ours = [one.logprob for one in told.prompt_logprobs[1 - LAST:]]
+        assert np.abs(ours - theirs).mean() < mean, (len(prompt), ours, theirs)
+    assert answer.text.startswith(" 128, 256, 512")
+
+
+@pytest.mark.slow
+@pytest.mark.cuda
+@pytest.mark.parametrize("recipe, tolerance", [("fp32", 2e-4), ("bf16", 2e-2)])
+def test_losses_of_lora_are_pefts_on_the_dequantised_weights(model, reference, prompts, tmp_path, recipe, tolerance):
+    """On a device; the CPU, which takes a minute, is as near."""
+    from .test_lora import peft, torch, trained
+
+    batch = packed_batch(model.hyperparameters.vocab_size)
+    batch.tokens[:] = prompts[1][:len(batch.tokens)]
+    batch.tokens[batch.doc_starts[:-1]] = prompts[1][0]  # without its first token the model is lost
+    batch.targets[:-1] = np.where(batch.targets[:-1] == IGNORED, IGNORED, batch.tokens[1:])
+    adapters = peft.LoraConfig(r=8, lora_alpha=16, target_modules=["q_proj", "v_proj", "down_proj"])
+    torch.manual_seed(5)
+    theirs = peft.get_peft_model(copy.deepcopy(reference), adapters).eval()
+    names = model.family.hf_names(model.hyperparameters)
+    pairs = read_adapter(saved(theirs, tmp_path), names).pairs
+    optimizer = AdamW(weight_decay=0.1)
+    parity = Parity(model.store.path, theirs, model, batch, "cuda")
+    session = trained(parity, LoraSpec(8, 16.0, frozenset({"attn.q", "attn.v", "mlp.down"})), pairs, optimizer, recipe)
+    ours, expected = parity.training_losses(optimizer, 1e-3, 4, session)
+    np.testing.assert_allclose(ours, expected, rtol=tolerance)
+    assert expected[-1] < 0.9 * expected[0]
 
 
 @pytest.fixture(scope="module")

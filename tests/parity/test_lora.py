@@ -40,9 +40,10 @@ def parity(tmp_path_factory) -> Parity:
     return Parity.make(family, family.tiny_configs()["mlp_bias_tied"], tmp_path_factory.mktemp("base"), seed=2)
 
 
-def trained(parity: Parity, spec: LoraSpec, values: dict[str, LoraPair] | None = None, optimizer: AdamW = AdamW()):
+def trained(parity: Parity, spec: LoraSpec, values: dict[str, LoraPair] | None = None, optimizer: AdamW = AdamW(),
+            recipe: str = "fp32"):
     """A training session whose A and B are ``values``, or random."""
-    session = parity.train_session(adapter=spec, optimizer=optimizer)
+    session = parity.train_session(recipe, spec, optimizer=optimizer)
     generator = np.random.default_rng(7)
     for name in session.layout.parameters:
         session.set_parameter(name, generator.normal(0, 0.1, session.layout.parameters[name].shape))

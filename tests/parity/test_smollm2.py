@@ -17,6 +17,7 @@ from surogate_core.weights.default_model import find_default_model
 FP32_TOLERANCE = 5e-4
 """Of logits that reach 30; transformers' own distance from float64 is 9e-5."""
 GREEDY = 24
+BACKENDS = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
 
 
 @pytest.fixture(scope="module")
@@ -40,9 +41,14 @@ def prompt(model) -> list[int]:
     return ids
 
 
-def prompt_logits(model, prompt, recipe) -> np.ndarray:
+def decoder_of(model, recipe, context, backend="cpu") -> Decoder:
+    weights = FrozenWeights(model, RECIPES[recipe].compute, backend)
+    return Decoder(model, weights, RECIPES[recipe], context, threads=default_threads())
+
+
+def prompt_logits(model, prompt, recipe, backend="cpu") -> np.ndarray:
     """float32 [len(prompt), vocab]: each token's own row, through the cache."""
-    decoder = Decoder(model, FrozenWeights(model, RECIPES[recipe].compute), RECIPES[recipe], 64, threads=default_threads())
+    decoder = decoder_of(model, recipe, 64, backend)
     rows = [decoder.logits([token], [0], [position], [0])[0].copy() for position, token in enumerate(prompt)]
     together = decoder.logits(prompt, [0] * len(prompt), range(len(prompt)), [len(prompt) - 1])[0]
     # In bf16 a prompt's products round weights, a decoded token's do not: each is up to 0.37 from fp32, to either side.
@@ -50,9 +56,9 @@ def prompt_logits(model, prompt, recipe) -> np.ndarray:
     return np.stack(rows)
 
 
-def greedy(model, prompt, recipe, count) -> tuple[list[int], list[float]]:
+def greedy(model, prompt, recipe, count, backend="cpu") -> tuple[list[int], list[float]]:
     """Ids, and how far apart the two largest logits were at each."""
-    decoder = Decoder(model, FrozenWeights(model, RECIPES[recipe].compute), RECIPES[recipe], 64, threads=default_threads())
+    decoder = decoder_of(model, recipe, 64, backend)
     row = decoder.logits(prompt, [0] * len(prompt), range(len(prompt)), [len(prompt) - 1])[0]
     ids, gaps = [], []
     while True:
@@ -111,8 +117,9 @@ def exact(reference, prompt) -> np.ndarray:
 
 
 @pytest.mark.slow
-def test_fp32_logits_equal_transformers(model, prompt, exact):
-    error = float(np.abs(prompt_logits(model, prompt, "fp32") - exact).max())
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_fp32_logits_equal_transformers(model, prompt, exact, backend):
+    error = float(np.abs(prompt_logits(model, prompt, "fp32", backend) - exact).max())
     assert error < FP32_TOLERANCE, error
 
 
