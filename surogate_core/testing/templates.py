@@ -118,9 +118,14 @@ def digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def tokenizer_with(source: str, folder: Path, special: list[str], bos: str, eos: str) -> Tokenizer:
-    """A tokenizer of bytes and these special tokens that has adopted the template; saved in ``folder``."""
-    write_byte_tokenizer(folder, special, bos_token=bos, eos_token=eos)
+ACROSS = [("Ċ", first) for first in "HSDIW4æ"]
+"""Merges of the end of a header, a newline, with the first bytes of answers in CONVERSATIONS."""
+
+
+def tokenizer_with(source: str, folder: Path, special: list[str], bos: str, eos: str, across: bool = False) -> Tokenizer:
+    """A tokenizer of bytes and these special tokens that has adopted the template; saved in ``folder``. ``across``: some of its
+    tokens hold the end of a header and the first byte of an answer."""
+    write_byte_tokenizer(folder, special, merges=ACROSS if across else (), words=not across, bos_token=bos, eos_token=eos)
     tokenizer = Tokenizer.from_hf_folder(folder)
     adopt_template(ChatTemplate(source, bos, eos), tokenizer)
     tokenizer.save_hf(folder)
@@ -146,6 +151,39 @@ def trained(tokenizer: Tokenizer, conversation: Conversation, **options: Any) ->
             stretches[-1] += piece
         inside = carries
     return stretches
+
+
+def tokens(tokenizer: Tokenizer, conversation: Conversation, **options: Any) -> list[tuple[int, bool]]:
+    """(id, carries loss) of each token that a run trains on; ``options``: of the `Encoder`."""
+    row = encoded(tokenizer, conversation, **options)
+    return list(zip(row.ids.tolist(), (row.weights > 0).tolist(), strict=True))
+
+
+def tokens_of_transformers(folder: Path, conversation: Conversation, answers: list[str]) -> list[tuple[int, bool]]:
+    """The same by what `transformers` renders, its ids and where it says that they stand: whatever shares a character with one of
+    ``answers``, each of which is found once behind the one before it, carries loss."""
+    theirs = _of_transformers(folder)
+    text = theirs.apply_chat_template(
+        conversation.messages, tools=conversation.tools, tokenize=False, **conversation.variables)
+    spans, at = [], 0
+    for answer in answers:
+        assert text.count(answer, at) == 1, (answer, text[at:])
+        start = text.index(answer, at)
+        at = start + len(answer)
+        spans.append((start, at))
+    found = theirs(text, add_special_tokens=False, return_offsets_mapping=True)
+    return [
+        (token, any(first < end and start < last for start, end in spans))
+        for token, (first, last) in zip(found["input_ids"], found["offset_mapping"], strict=True)
+    ]
+
+
+def tokens_by_mask(folder: Path, source: str, conversation: Conversation) -> list[tuple[int, bool]]:
+    """The same by the mask that `transformers` makes of ``source``, a template that says {% generation %}."""
+    found = _of_transformers(folder).apply_chat_template(
+        conversation.messages, tools=conversation.tools, chat_template=source, return_dict=True,
+        return_assistant_tokens_mask=True, **conversation.variables)
+    return [(token, bool(carries)) for token, carries in zip(found["input_ids"], found["assistant_masks"], strict=True)]
 
 
 def prompt_ids(tokenizer: Tokenizer, conversation: Conversation) -> list[int]:

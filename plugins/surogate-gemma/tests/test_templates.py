@@ -74,14 +74,24 @@ def refuses_thought(name: str, conversation: str) -> bool:
     return name != "gemma4" and conversation in ("thinking", "steps")
 
 
+def made(root, across: bool = False):
+    """(tokenizer, its folder) by the template that it has."""
+    ends = ["<bos>", "<eos>"]
+    return {
+        name: (tried.tokenizer_with(source, root / name, [*ends, *SPECIAL[name]], *ends, across), root / name)
+        for name, source in TEMPLATES.items()
+    }
+
+
 @pytest.fixture(scope="module")
 def tokenizers(tmp_path_factory):
-    """(tokenizer, its folder) by the template that it has."""
-    made = {}
-    for name, source in TEMPLATES.items():
-        folder = tmp_path_factory.mktemp(name)
-        made[name] = (tried.tokenizer_with(source, folder, ["<bos>", "<eos>", *SPECIAL[name]], "<bos>", "<eos>"), folder)
-    return made
+    return made(tmp_path_factory.mktemp("apart"))
+
+
+@pytest.fixture(scope="module")
+def across(tmp_path_factory):
+    """Tokens may hold the end of a header and the beginning of an answer."""
+    return made(tmp_path_factory.mktemp("across"), True)
 
 
 def test_they_are_what_a_configuration_can_name():
@@ -134,6 +144,27 @@ def test_what_is_trained_on(tokenizers, name, conversation):
             tried.trained(tokenizer, CONVERSATIONS[conversation])
         return
     assert tried.trained(tokenizer, CONVERSATIONS[conversation]) == TRAINED[name][conversation]
+
+
+@pytest.mark.parametrize(("name", "conversation"), [pair for pair in PAIRS if not refuses_thought(*pair)])
+def test_every_token_that_is_trained_on(across, name, conversation):
+    tokenizer, folder = across[name]
+    ours = tried.tokens(tokenizer, CONVERSATIONS[conversation])
+    assert ours == tried.tokens_of_transformers(folder, CONVERSATIONS[conversation], TRAINED[name][conversation])
+    assert conversation != "talk" or (tokenizer.token_id("ĊH"), True) in ours
+
+
+@pytest.mark.parametrize("conversation", [each for each in GEMMA3 if not refuses_thought("gemma", each)])
+def test_every_token_by_the_mask_of_transformers(across, conversation):
+    """Of the template with its answers marked."""
+    turn = r"{{- plain(message.content) + '<end_of_turn>\n' -}}"
+    answer = "{%- generation -%}" + turn.replace(r"\n", "") + r"{%- endgeneration -%}{{- '\n' -}}"
+    assert turn in TEMPLATES["gemma"]
+    marked = TEMPLATES["gemma"].replace(
+        turn, "{%- if message.role == 'assistant' -%}" + answer + "{%- else -%}" + turn + "{%- endif -%}")
+    tokenizer, folder = across["gemma"]
+    ours = tried.tokens(tokenizer, CONVERSATIONS[conversation])
+    assert ours == tried.tokens_by_mask(folder, marked, CONVERSATIONS[conversation])
 
 
 @pytest.mark.parametrize(("name", "conversation"), PAIRS)

@@ -58,14 +58,23 @@ TRAINED = {
 PAIRS = [(name, conversation) for name in TEMPLATES for conversation in CONVERSATIONS]
 
 
+def made(root, across: bool = False):
+    """(tokenizer, its folder) by the template that it has."""
+    return {
+        name: (tried.tokenizer_with(source, root / name, SPECIAL, "<|endoftext|>", "<|im_end|>", across), root / name)
+        for name, source in TEMPLATES.items()
+    }
+
+
 @pytest.fixture(scope="module")
 def tokenizers(tmp_path_factory):
-    """(tokenizer, its folder) by the template that it has."""
-    made = {}
-    for name, source in TEMPLATES.items():
-        folder = tmp_path_factory.mktemp(name)
-        made[name] = (tried.tokenizer_with(source, folder, SPECIAL, "<|endoftext|>", "<|im_end|>"), folder)
-    return made
+    return made(tmp_path_factory.mktemp("apart"))
+
+
+@pytest.fixture(scope="module")
+def across(tmp_path_factory):
+    """Tokens may hold the end of a header and the beginning of an answer."""
+    return made(tmp_path_factory.mktemp("across"), True)
 
 
 def test_they_are_what_a_configuration_can_name():
@@ -79,14 +88,39 @@ def test_the_strings_are_those_of_the_published_templates(name, conversation):
     assert tuple(ours) == PUBLISHED[name][conversation]
 
 
+def refuses_thought(name: str, conversation: str) -> bool:
+    return name == "qwen2.5" and conversation in ("thinking", "steps")
+
+
 @pytest.mark.parametrize(("name", "conversation"), PAIRS)
 def test_what_is_trained_on(tokenizers, name, conversation):
     tokenizer, _ = tokenizers[name]
-    if name == "qwen2.5" and conversation in ("thinking", "steps"):
+    if refuses_thought(name, conversation):
         with pytest.raises(DataError, match="leaves out its reasoning_content"):
             tried.trained(tokenizer, CONVERSATIONS[conversation])
         return
     assert tried.trained(tokenizer, CONVERSATIONS[conversation]) == TRAINED[conversation]
+
+
+@pytest.mark.parametrize(("name", "conversation"), [pair for pair in PAIRS if not refuses_thought(*pair)])
+def test_every_token_that_is_trained_on(across, name, conversation):
+    tokenizer, folder = across[name]
+    ours = tried.tokens(tokenizer, CONVERSATIONS[conversation])
+    assert ours == tried.tokens_of_transformers(folder, CONVERSATIONS[conversation], TRAINED[conversation])
+    assert conversation != "talk" or (tokenizer.token_id("ĊH"), True) in ours
+
+
+@pytest.mark.parametrize("conversation", [each for each in CONVERSATIONS if each != "no thinking"])
+def test_every_token_by_the_mask_of_transformers(across, conversation):
+    """Of the template with its answers marked, a thought that nobody wrote among them; the prompt has it with "no thinking"."""
+    header, end = r"{{- '<|im_start|>assistant\n' -}}", r"{{- '<|im_end|>\n' -}}"
+    before, _, turn = TEMPLATES["qwen3"].partition(header)
+    answer, _, behind = turn.partition(end)
+    marked = "".join([
+        before, header, "{%- generation -%}", answer, "{{- '<|im_end|>' -}}{%- endgeneration -%}", r"{{- '\n' -}}", behind])
+    tokenizer, folder = across["qwen3"]
+    ours = tried.tokens(tokenizer, CONVERSATIONS[conversation], empty_think=True)
+    assert ours == tried.tokens_by_mask(folder, marked, CONVERSATIONS[conversation])
 
 
 def test_an_empty_thought_is_trained_on_where_that_is_asked_for(tokenizers):
