@@ -78,7 +78,7 @@ class Asked:
     references: dict[str | None, Parity]
 
     def served(self, options: Any) -> Any:
-        return serve.LLM(self.parity.folder, {"peft": self.adapter}, replace(options, adapter_slots=1, adapter_rank=8))
+        return serve.LLM(self.parity.folder, {"peft": self.adapter}, replace(options, adapter_slots=1, adapter_rank=8, token_budget=64))
 
 
 @pytest.fixture(scope="module", params=cases(), ids="-".join)
