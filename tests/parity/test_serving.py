@@ -78,7 +78,8 @@ class Asked:
     references: dict[str | None, Parity]
 
     def served(self, options: Any) -> Any:
-        return serve.LLM(self.parity.folder, {"peft": self.adapter}, replace(options, adapter_slots=1, adapter_rank=8, token_budget=64))
+        options = replace(options, adapter_slots=1, adapter_rank=8, token_budget=64)
+        return serve.LLM(self.parity.folder, {"peft": self.adapter}, options)
 
 
 @pytest.fixture(scope="module", params=cases(), ids="-".join)
