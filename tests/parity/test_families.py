@@ -45,7 +45,8 @@ def test_every_gradient_where_projections_are_joined(parity):
 def test_training_follows_torch(ours):
     optimizer = AdamW(beta2=0.95, weight_decay=0.1, max_grad_norm=0.5)
     losses, theirs = ours.training_losses(optimizer, 3e-3, 6)
-    np.testing.assert_allclose(losses, theirs, rtol=1e-4)  # a device adds in another order, and six steps repeat it
+    # A device adds in another order, and Adam's steps multiply the last bits: of `cwm`, 1.4e-4 after six of them.
+    np.testing.assert_allclose(losses, theirs, rtol=1e-4 if ours.backend == "cpu" else 3e-4)
     assert theirs[-1] < 0.8 * theirs[0]
 
 
