@@ -34,8 +34,10 @@ def run_linear(x, w, tokens: int, rows: int, kernel: str) -> np.ndarray:
 SHORT = ("q4_0", "q4_1", "q5_0", "q5_1")
 WIDE = ("q4_k", "q5_k", "q6_k")
 OF_BF16 = {"avx512_bf16_few": (*SHORT, "q8_0"), "avx512_bf16_wide_few": WIDE, "amx_bf16_codes_few": SHORT,
-           "amx_bf16_few": ("q8_0", *WIDE)}
+           "amx_bf16_tables_few": SHORT, "amx_bf16_few": ("q8_0", *WIDE)}
 """What kernels for few bf16 tokens read; the others read everything, and tokens in fp32 too."""
+MOST = {"amx_bf16_few": 16, "amx_bf16_tables_few": 32}
+"""Tokens that they take at most, where that is not 8."""
 
 
 def takes(kernel: str, x: str, w: str) -> bool:
@@ -52,7 +54,7 @@ FEW = [
 @pytest.mark.parametrize("kernel, x_dtype, w_dtype", FEW)
 def test_a_decoded_token_has_the_same_bits_alone_and_in_a_batch(kernel, x_dtype, w_dtype):
     rng = np.random.default_rng(0)
-    most = 16 if kernel.startswith("amx") else 8
+    most = MOST.get(kernel, 8)
     values = rng.standard_normal((most, 512)).astype(np.float32)
     w = weight(rng, w_dtype, 77, 512)
 
@@ -76,6 +78,22 @@ def test_a_prompt_token_has_the_same_bits_whatever_the_prompt(kernel):
         return run_linear((bits[:tokens].copy(), "bf16", (tokens, 320)), w, tokens, 150, kernel)
 
     assert np.array_equal(run(33), run(200)[:33])
+
+
+@pytest.mark.skipif("amx_bf16_tables_few" not in names("linear"), reason="this processor has no AMX")
+@pytest.mark.parametrize("rows", [32, 77, 1100])
+@pytest.mark.parametrize("dtype", SHORT)
+def test_a_few_tokens_get_the_bits_of_a_prompt(dtype, rows):
+    """Scales of both signs and of none: a code's value is then a zero of either sign."""
+    rng = np.random.default_rng(3)
+    values = rng.standard_normal((rows, 352)).astype(np.float32)
+    values[:, :32] = 0
+    w = (quantize(values, dtype), dtype, values.shape)
+    bits = f32_to_bf16(rng.standard_normal((32, 352)).astype(np.float32))
+    for tokens in (1, 16, 17, 32):
+        x = (bits[:tokens].copy(), "bf16", (tokens, 352))
+        few, prompt = (run_linear(x, w, tokens, rows, kernel) for kernel in ("amx_bf16_tables_few", "amx"))
+        assert np.array_equal(few.view(np.uint32), prompt.view(np.uint32)), tokens
 
 
 @pytest.mark.parametrize("kernel", names("linear_cross_entropy_grad"))

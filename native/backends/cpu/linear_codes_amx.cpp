@@ -1,6 +1,6 @@
-// linear for one to sixteen bf16 tokens on weights of 4- and 5-bit codes, on AMX's bf16 tiles. The codes are multiplied as small
+// linear for one to eight bf16 tokens on weights of 4- and 5-bit codes, on AMX's bf16 tiles. The codes are multiplied as small
 // whole numbers, and a block's sum is scaled instead of its values: a tile holds the codes of one block of 16 rows, another
-// one the same 32 elements of up to 16 tokens, where they lie, and the square of their products is scaled and added by
+// one the same 32 elements of the tokens, where they lie, and the square of their products is scaled and added by
 // vectors whose lanes are the rows.
 //
 // What the tiles want is a column for each row, so blocks are turned: 16 rows of four words of codes become four vectors,
@@ -21,10 +21,10 @@
 namespace sg::cpu::SG_ISA {
 namespace {
 
-constexpr int64_t kTokens = 16;                   // of a tile, and of a call at most
+constexpr int64_t kTokens = 8;                    // of a call at most: linear_tables_amx.cpp is faster from there on
 constexpr int64_t kRows = 16;                     // of weights in a tile
 constexpr int64_t kUnit = 32;                     // elements of a block
-constexpr int64_t kSpanUnits = 16;                // blocks of a row unpacked at a time, which stay in the first-level cache
+constexpr int64_t kSpanUnits = 8;                 // blocks of a row unpacked at a time: 8 KiB of the first-level cache
 constexpr int64_t kTaskRows = 128;                // the most rows of a task
 constexpr int64_t kTileWords = 16 * 16;
 
@@ -310,10 +310,7 @@ void run_on(const sg_call *call, const LinearProblem &p) {
 }
 template <int32_t dtype>
 void run_on(const sg_call *call, const LinearProblem &p) {
-  return p.m <= 4    ? run_on<dtype, 4>(call, p)
-         : p.m <= 8  ? run_on<dtype, 8>(call, p)
-         : p.m <= 12 ? run_on<dtype, 12>(call, p)
-                     : run_on<dtype, kTokens>(call, p);
+  return p.m <= 4 ? run_on<dtype, 4>(call, p) : run_on<dtype, kTokens>(call, p);
 }
 
 int32_t run(const sg_call *call) {
