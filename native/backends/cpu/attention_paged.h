@@ -199,6 +199,13 @@ class Paged {
     return SG_OK;
   }
 
+  // Where a block's keys begin: those of few columns leave out what the window hides, by whole vectors. (Its weights are
+  // zeros, which no sum notices.)
+  int first_key(const PagedBlock &block) const {
+    if (!plan_.is_few(block) || dims_.window == 0) return dims_.first_key(block.position);
+    return std::max(0, block.position - dims_.window + 1) / kLanes * kLanes;
+  }
+
   // keys[i], values[i] = the cache rows of position `first + i`.
   void cache_rows(const C **keys, const C **values, int32_t sequence, int64_t first, int count, int kv_head) const {
     const int32_t *table = tables_ + sequence * plan_.max_blocks;
@@ -222,7 +229,7 @@ class Paged {
     const PagedBlock &block = shared.blocks[task->block];
     const int64_t begin = static_cast<int64_t>(block.first_chunk + task->chunk) * kKeyChunk;
     const int64_t end = std::min<int64_t>(begin + kKeyChunk, block.position + block.count);
-    const int64_t first = std::max<int64_t>(begin, dims_.first_key(block.position)) / plan_.block_size;
+    const int64_t first = std::max<int64_t>(begin, first_key(block)) / plan_.block_size;
     const int64_t count = (end - 1) / plan_.block_size + 1 - first;
     const int32_t *table = tables_ + block.sequence * plan_.max_blocks + first;
     ahead.next = table + count * kv_head / dims_.kv_heads;
@@ -277,11 +284,11 @@ class Paged {
     std::fill(s.part_peak, s.part_peak + columns, kLowestPeak);
     std::fill(s.part_total, s.part_total + columns, 0.0f);
     const int chunk_begin = (block.first_chunk + chunk) * kKeyChunk;
-    const int begin = std::max(chunk_begin, dims_.first_key(block.position));
+    const int begin = std::max(chunk_begin, first_key(block));
     const int end = std::min(chunk_begin + kKeyChunk, block.position + block.count);
     const C *keys[kKeyBlock], *values[kKeyBlock];
-    for (int key = begin; key < end; key += kKeyBlock) {
-      const int count = std::min(kKeyBlock, end - key);
+    for (int key = begin, count = 0; key < end; key += count) {
+      count = std::min(kKeyBlock - key % kKeyBlock, end - key);
       cache_rows(keys, values, block.sequence, key, count, kv_head);
       if (few) {
         run_few(s, keys, values, key, count, ahead);
