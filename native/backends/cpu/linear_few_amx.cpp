@@ -45,21 +45,22 @@ struct Tiles {
   int64_t unit_bytes, row_bytes;
 };
 
-// A Reader has the elements of a unit, whether codes are signed and whether a unit has an offset, and `read`: codes and
-// scales of `count` elements of 16 rows from `rows` on. Codes lie in the order of the elements.
+// A Reader has the elements of a unit, whether codes are signed and whether a unit has an offset, how far apart in a span the
+// scales of rows and of units are, `tiles`, which says where codes will be, and `read`: codes and scales of `count` elements
+// of 16 rows from `rows` on, one of `steps` at a time. Codes lie in the order of the elements.
 
 // The formats of 256 elements. Inner: its bytes, units and `read_block`, which unpacks one block of a row.
 template <class Inner>
 struct WideReader : Inner {
-  static Tiles read(const uint8_t *rows, int64_t row_bytes, int64_t count, Span *span) {
-    for (int64_t r = 0; r < kRows; ++r) {
-      const uint8_t *block = rows + r * row_bytes;
-      for (int64_t k = 0; k < count; k += 256, block += Inner::kBytes) {
-        const int64_t unit = r * kMaxUnits + k / Inner::kUnit;
-        Inner::read_block(block, span->codes + r * kCodeStride + k, span->scales + unit, span->offsets + unit);
-      }
+  static constexpr int64_t kScaleRow = kMaxUnits, kScaleUnit = 1;
+  static Tiles tiles(const uint8_t *, int64_t, const Span *span) { return {span->codes, Inner::kUnit, kCodeStride}; }
+  static int64_t steps(int64_t) { return kRows; }
+  static void read(const uint8_t *rows, int64_t row_bytes, int64_t count, int64_t row, Span *span) {
+    const uint8_t *block = rows + row * row_bytes;
+    for (int64_t k = 0; k < count; k += 256, block += Inner::kBytes) {
+      const int64_t unit = row * kMaxUnits + k / Inner::kUnit;
+      Inner::read_block(block, span->codes + row * kCodeStride + k, span->scales + unit, span->offsets + unit);
     }
-    return {span->codes, Inner::kUnit, kCodeStride};
   }
 };
 
@@ -117,21 +118,37 @@ template <>
 struct Reader<SG_Q8_0> {
   static constexpr int kUnit = 32, kBytes = 34;
   static constexpr bool kSigned = true, kHasOffset = false;
-  static Tiles read(const uint8_t *rows, int64_t row_bytes, int64_t count, Span *span) {
-    const int64_t blocks = count / 32;
-    // Copied one by one, which leaves the vectors' ports alone, and read as vectors once all are written.
-    alignas(64) uint16_t fields[kRows][kMaxUnits];
-    for (int64_t r = 0; r < kRows; ++r) {
-      const uint8_t *row = rows + r * row_bytes;
-#pragma GCC unroll 4
-      for (int64_t b = 0; b < blocks; ++b) std::memcpy(&fields[r][b], row + b * kBytes, 2);
+  static constexpr int64_t kScaleRow = 1, kScaleUnit = kRows;
+  static Tiles tiles(const uint8_t *rows, int64_t row_bytes, const Span *) { return {rows + 2, kBytes, row_bytes}; }
+  // Scales are copied one by one, which leaves the vectors' ports alone, and read as vectors two steps later, when they have
+  // reached the cache. A unit at a time: all at once would fill the processor's queue, and the tiles wait behind them.
+  static constexpr int64_t kLater = 2;
+  static int64_t steps(int64_t count) { return count / kUnit + kLater; }
+  static void read(const uint8_t *rows, int64_t row_bytes, int64_t count, int64_t step, Span *span) {
+    uint8_t *fields = span->codes;  // where no codes are: [unit][row] of two bytes
+    if (step * kUnit < count) {
+      const uint8_t *p = rows + step * kBytes;
+#pragma GCC unroll 16
+      for (int64_t r = 0; r < kRows; ++r) std::memcpy(fields + (step * kRows + r) * 2, p + r * row_bytes, 2);
     }
-    for (int64_t r = 0; r < kRows; ++r) {
-      for (int64_t b = 0; b < blocks; b += kLanes) {
-        vstore(span->scales + r * kMaxUnits + b, vload_half(reinterpret_cast<const uint8_t *>(&fields[r][b])));
-      }
-    }
-    return {rows + 2, kBytes, row_bytes};
+    if (step >= kLater) vstore(span->scales + (step - kLater) * kRows, vload_half(fields + (step - kLater) * kRows * 2));
+  }
+};
+
+// The reading of one span.
+template <class R>
+struct Reading {
+  const uint8_t *rows;
+  int64_t row_bytes, count;
+  Span *span;
+  int64_t steps, done;
+
+  void step() {
+    if (done < steps) R::read(rows, row_bytes, count, done++, span);
+  }
+  void finish() {
+    while (done < steps) step();
+    __asm__ volatile("" ::: "memory");  // tile loads don't tell the compiler what they read
   }
 };
 
@@ -178,8 +195,8 @@ inline void add_unit(vf (&parts)[kRows], const int32_t *sums, const TokenUnit<R:
   const vf token_sums = vload(x.sums);
 #pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r) {
-    parts[r] = vfma(vto_float(_mm512_load_si512(sums + r * 2 * kTokens)), vset(scales[r * kMaxUnits]), parts[r]);
-    if constexpr (R::kHasOffset) parts[r] = vfma(token_sums, vset(offsets[r * kMaxUnits]), parts[r]);
+    parts[r] = vfma(vto_float(_mm512_load_si512(sums + r * 2 * kTokens)), vset(scales[r * R::kScaleRow]), parts[r]);
+    if constexpr (R::kHasOffset) parts[r] = vfma(token_sums, vset(offsets[r * R::kScaleRow]), parts[r]);
   }
 }
 
@@ -196,10 +213,10 @@ inline void end_stretch(vf (&parts)[kRows], const float *steps, float *totals) {
 // Units between the tiles and the scaling of their sums: as long as a product's way through memory takes.
 constexpr int64_t kLead = 3, kRing = 4;
 
-// Adds the products of a span of `units` with eight tokens.
+// Adds the products of a span of `units` with eight tokens, and reads the next one meanwhile.
 template <class R>
 void multiply_span(const Tiles &tiles, const Span &span, int64_t units, const TokenUnit<R::kUnit> *x, float *of_rows,
-                   FetchAhead *ahead) {
+                   Reading<R> *next, FetchAhead *ahead) {
   constexpr int64_t kSquare = kRows * 2 * kTokens;
   alignas(64) int32_t sums[kRing * kSquare];
   vf parts[kRows];
@@ -214,7 +231,9 @@ void multiply_span(const Tiles &tiles, const Span &span, int64_t units, const To
   for (int64_t u = 0; u < units; ++u) {
     if (u + kLead < units) multiply(u + kLead);
     if (ahead != nullptr) ahead->step();
-    add_unit<R>(parts, sums + u % kRing * kSquare, x[u], span.scales + u, span.offsets + u);
+    next->step();
+    add_unit<R>(parts, sums + u % kRing * kSquare, x[u], span.scales + u * R::kScaleUnit,
+                span.offsets + u * R::kScaleUnit);
     if ((u + 1) % (kStretch / R::kUnit) == 0 || u + 1 == units) end_stretch(parts, x[u].steps, of_rows);
   }
 }
@@ -243,8 +262,8 @@ inline void put_rows(const Task &task, int64_t start, int64_t row, const float *
   }
 }
 
-// sums[token][row - begin] of a task, for `groups` times eight tokens; x: [group][units of a row]. A span is unpacked
-// while the one before it is multiplied: tiles wait long for what was just written.
+// sums[token][row - begin] of a task, for `groups` times eight tokens; x: [group][units of a row]. A span is read while the
+// one before it is multiplied: tiles wait long for what was just written.
 template <int32_t dtype>
 void multiply_task(const Task &task, const TokenUnit<Reader<dtype>::kUnit> *x, int64_t groups, Span *spans,
                    float *sums) {
@@ -257,27 +276,30 @@ void multiply_task(const Task &task, const TokenUnit<Reader<dtype>::kUnit> *x, i
   // The last rows may be computed again, never past the end.
   const auto start_of = [&](int64_t step) { return std::min(row_of(step), task.end - kRows); };
   const auto elements = [&](int64_t k) { return std::min(kSpan, task.width - k); };
-  const auto read = [&](int64_t step) {
-    const int64_t k = step % row_spans * kSpan;
+  const auto reading = [&](int64_t step) -> Reading<R> {
+    if (step >= steps) return {};
+    const int64_t k = step % row_spans * kSpan, count = elements(k);
     const uint8_t *rows = task.weight + start_of(step) * task.row_bytes + SG_ISA::row_bytes(dtype, k);
-    tiles[step % 2] = R::read(rows, task.row_bytes, elements(k), spans + step % 2);
-    __asm__ volatile("" ::: "memory");  // tile loads don't tell the compiler what they read
+    tiles[step % 2] = R::tiles(rows, task.row_bytes, spans + step % 2);
+    return {rows, task.row_bytes, count, spans + step % 2, R::steps(count), 0};
   };
   FetchAhead ahead(task.weight, kRows * task.row_bytes, row_units);
-  read(0);
+  reading(0).finish();
   for (int64_t step = 0; step < steps; ++step) {
     const int64_t k = step % row_spans * kSpan;
-    if (step + 1 < steps) read(step + 1);
+    Reading<R> next = reading(step + 1);
     if (k == 0) {
       ahead = FetchAhead(task.weight + start_of(step) * task.row_bytes, kRows * task.row_bytes, row_units);
       std::fill(totals[0], totals[0] + 2 * kRows * 2 * kTokens, 0.0f);
     }
     for (int64_t g = 0; g < groups; ++g) {
       const TokenUnit<R::kUnit> *units = x + g * row_units + k / R::kUnit;
-      multiply_span<R>(tiles[step % 2], spans[step % 2], elements(k) / R::kUnit, units, totals[g], g == 0 ? &ahead : nullptr);
+      multiply_span<R>(tiles[step % 2], spans[step % 2], elements(k) / R::kUnit, units, totals[g], &next,
+                       g == 0 ? &ahead : nullptr);
       if (k + kSpan < task.width) continue;
       put_rows(task, start_of(step), row_of(step), totals[g], sums + g * kTokens * kTaskRows);
     }
+    next.finish();
   }
 }
 
