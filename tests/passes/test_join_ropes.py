@@ -25,7 +25,7 @@ from surogate_core.program import EmitOptions, Program, emit
 from surogate_core.train.optimizers import AdamW
 
 from . import models
-from .models import BINDINGS, assert_same_bits, frozen_dtypes, loss_and_gradients, loss_graph, program_of
+from .models import BINDINGS, assert_device_is_close, assert_same_bits, frozen_dtypes, loss_and_gradients, loss_graph, program_of
 
 ADAPTERS = {
     "everything trained": None, "lora": LoraSpec(8, 8.0), "of q and v": LoraSpec(8, 8.0, frozenset({"attn.q", "attn.v"})),
@@ -151,6 +151,19 @@ class TestNorms:
         shape = (BINDINGS["T"], heads, config["head_dim"])
         assert ropes(program, "norm_rope") == [(shape, False)] * layers
         assert ropes(program, "norm_rope_grad", "rope") == [(shape, True)] * layers
+
+    @pytest.mark.cuda
+    @pytest.mark.parametrize("name", NORMED)
+    def test_a_device_gives_what_the_cpu_gives(self, name, monkeypatch):
+        self.norms_that_weigh(monkeypatch)
+        loaded, kinds = normed(name), NORMED[name][2]
+        graph = loss_graph(loaded)
+        for region in graph.ordered_regions():
+            for value in region.params.values():
+                value.trainable = value.trainable and value.role != "norm"
+        fuse_projections(graph, frozen_dtypes(graph))
+        fuse_norm_rope(precision(fuse(autodiff(graph)), RECIPES["fp32"]))
+        assert_device_is_close(planned(graph, True, joined=(kinds, kinds)), loaded, scale=0.5, relative=1e-3)
 
     def test_without_gradients(self):
         graph = loss_graph(normed("qwen3"), trainable=False)
