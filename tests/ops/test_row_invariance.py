@@ -54,11 +54,12 @@ def test_products(dtype, weight, shape):
     assert found >= len(BATCHES), "no kernel keeps the promise for these operands"
 
 
-@pytest.mark.parametrize("window", [0, 37])
+@pytest.mark.parametrize("window", [0, 37, 300])
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 def test_packed_attention_is_the_attention_of_a_cache(dtype, window):
-    """Two documents packed, beside the same tokens in a cache of blocks: in one chunk, and the last token decoded."""
-    lengths, heads, kv_heads, dim, block = (150, 91), 6, 2, 32, 16
+    """Two documents packed, beside the same tokens in a cache of blocks: in one chunk, the last token decoded, and a run of
+    tokens by itself, whose chunks of keys are shared out."""
+    lengths, heads, kv_heads, dim, block = (620, 91), 6, 2, 32, 16
     tokens = sum(lengths)
     q, k, v = (RNG.standard_normal((tokens, n, dim)) for n in (heads, kv_heads, kv_heads))
     attrs = {"scale": dim**-0.5, "window": window, "softcap": 0.0}
@@ -85,7 +86,8 @@ def test_packed_attention_is_the_attention_of_a_cache(dtype, window):
     rows = table[sequences, positions // block] * block + positions % block
     for cache, values in zip(caches, (k, v)):
         cache[rows] = values
-    for kept in (slice(None), slice(lengths[0] - 1, lengths[0]), slice(tokens - 40, tokens), [tokens - 1, lengths[0] - 1, 3]):
+    for kept in (slice(None), slice(lengths[0] - 1, lengths[0]), slice(lengths[0] - 40, lengths[0]), slice(tokens - 40, tokens),
+                 [tokens - 1, lengths[0] - 1, 3]):
         at = np.arange(tokens)[kept]
         got = run("paged_attention", None,
                   [as_operand(q[at], dtype), *(as_operand(c, dtype) for c in caches), sequences[at], positions[at], table],

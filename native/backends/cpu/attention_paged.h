@@ -2,9 +2,10 @@
 //
 // Tokens that follow one another in a sequence form blocks, handled like the query blocks of attention_forward.h; a
 // block of few columns (a decoded token) takes the path of attention_few.h. Keys are cut into chunks by absolute
-// position; each chunk's result is merged into the sum of those before it. Chunks of a small block are tasks of their
-// own, so that several cores work on one long sequence. None of these choices changes a bit of any token's result: it
-// depends on the token, its position and the cache alone. A second output, where there is one, is lse as `attention` has it.
+// position; each chunk's result is merged into the sum of those before it. Chunks of a small block, or of a call's only
+// one, are tasks of their own, so that several cores work on one long sequence. None of these choices changes a bit of any
+// token's result: it depends on the token, its position and the cache alone. A second output, where there is one, is lse as
+// `attention` has it.
 #pragma once
 
 #include "attention_few.h"
@@ -12,6 +13,7 @@
 namespace sg::cpu::SG_ISA {
 
 constexpr int kKeyChunk = 2 * kKeyBlock;
+constexpr int64_t kLoneBytes = 8 << 20;  // the most that results of a call's only block may take
 
 struct PagedBlock {
   int32_t token, count;        // of the call
@@ -27,7 +29,7 @@ struct PagedPlan {
   AttentionDims dims;
   int64_t block_size, max_blocks, sequences, cache_rows;
   int64_t max_chunks, slots;
-  int64_t result_floats;  // of one (block, head) result of few columns: o, peaks, totals
+  int64_t lone_chunks;  // of a call's only block: split if it has no more than these
 
   explicit PagedPlan(const sg_call *call) : dims(call, input(call, 0), input(call, 1), input(call, 2)) {
     dims.causal = 1;
@@ -38,11 +40,24 @@ struct PagedPlan {
     max_chunks = (max_blocks * block_size + kKeyChunk - 1) / kKeyChunk;
     slots = std::min<int64_t>(std::min<int64_t>(dims.tokens, 64),
                               std::max<int64_t>(1, 4096 / std::max<int64_t>(1, max_chunks)));
-    result_floats = kFewColumns * (dims.padded_value_dim + 2);
+    lone_chunks = std::min(max_chunks, kLoneBytes / (4 * dims.kv_heads * result_floats(dims.padded_columns)));
   }
   bool is_few(const PagedBlock &block) const { return block.count * dims.group <= kFewColumns; }
-  float *partial(float *partials, const PagedBlock &block, int chunk, int kv_head) const {
-    return partials + ((block.slot * max_chunks + chunk) * dims.kv_heads + kv_head) * result_floats;
+  // Of one (chunk, head) result: o, peaks, totals.
+  int64_t result_floats(int64_t columns) const { return columns * (dims.padded_value_dim + 2); }
+  int64_t partial_floats() const {
+    return dims.kv_heads * std::max(slots * max_chunks * result_floats(kFewColumns),
+                                    lone_chunks * result_floats(dims.padded_columns));
+  }
+
+  struct Partial {
+    float *o, *peak, *total;
+  };
+  Partial partial(float *partials, const PagedBlock &block, int chunk, int kv_head) const {
+    const int64_t columns = is_few(block) ? kFewColumns : dims.padded_columns;
+    float *o = partials + ((block.slot * max_chunks + chunk) * dims.kv_heads + kv_head) * result_floats(columns);
+    float *peak = o + columns * dims.padded_value_dim;
+    return {o, peak, peak + columns};
   }
 };
 
@@ -52,8 +67,8 @@ struct PagedShared {
   float *partials;
   PagedShared(Bump &bump, const PagedPlan &plan)
       : blocks(bump.take<PagedBlock>(plan.dims.tokens)),
-        tasks(bump.take<PagedTask>(plan.dims.tokens + plan.slots * plan.max_chunks)),
-        partials(bump.take<float>(plan.slots * plan.max_chunks * plan.dims.kv_heads * plan.result_floats)) {}
+        tasks(bump.take<PagedTask>(plan.dims.tokens + std::max(plan.slots * plan.max_chunks, plan.lone_chunks))),
+        partials(bump.take<float>(plan.partial_floats())) {}
 };
 
 struct PagedScratch {
@@ -144,7 +159,9 @@ class Paged {
       run_task(s, shared, shared.blocks[t.block], t.chunk, kv_head, &ahead);
     });
     if (split) {
-      parallel_for(call_, num_blocks, [&](int64_t i, int) { finish_split(shared, shared.blocks[i]); });
+      parallel_for(call_, num_blocks * dims_.kv_heads, [&](int64_t task, int) {
+        finish_split(shared, shared.blocks[task / dims_.kv_heads], static_cast<int>(task % dims_.kv_heads));
+      });
     }
     return SG_OK;
   }
@@ -174,6 +191,7 @@ class Paged {
       blocks[(*num_blocks)++] = block;
       t += count;
     }
+    if (*num_blocks == 1 && blocks->num_chunks > 1 && blocks->num_chunks <= plan_.lone_chunks) blocks->slot = 0;
     return SG_OK;
   }
 
@@ -252,10 +270,8 @@ class Paged {
       pack_b_transposed(s.q, rows, s.columns.count, s.columns.padded, dims_.head_dim, dims_.padded_head_dim);
     }
     if (chunk >= 0) {
-      float *part = plan_.partial(shared.partials, block, chunk, kv_head);
-      s.part_o = part;
-      s.part_peak = part + kFewColumns * dims_.padded_value_dim;
-      s.part_total = s.part_peak + kFewColumns;
+      const auto part = plan_.partial(shared.partials, block, chunk, kv_head);
+      s.part_o = part.o, s.part_peak = part.peak, s.part_total = part.total;
       run_chunk(s, block, chunk, kv_head, few, ahead);
       return;
     }
@@ -268,13 +284,13 @@ class Paged {
       } else if (few) {
         merge_rows(s.o, s.peak, s.total, s.part_o, s.part_peak, s.part_total, s.columns.count);
       } else {
-        merge_strips(s);
+        merge_strips(s.o, s.peak, s.total, s.part_o, s.part_peak, s.part_total, s.columns.padded);
       }
     }
     if (few) {
       store_rows(block, kv_head, s.o, s.peak, s.total);
     } else {
-      store_strips(s, block, kv_head);
+      store_strips(block, kv_head, s.o, s.peak, s.total);
     }
   }
 
@@ -346,18 +362,18 @@ class Paged {
     }
   }
 
-  void merge_strips(PagedScratch &s) const {
+  void merge_strips(float *o, float *peak, float *total, const float *part_o, const float *part_peak,
+                    const float *part_total, int columns) const {
     float keep[kWidth], take[kWidth];
-    for (int strip = 0; strip < s.columns.padded; strip += kWidth) {
-      for (int c = 0; c < kWidth; ++c) {
-        merge_factors(s.peak + strip + c, s.total + strip + c, s.part_peak[strip + c], s.part_total[strip + c],
-                      keep + c, take + c);
+    for (int strip = 0; strip < columns; strip += kWidth) {
+      for (int c = strip; c < strip + kWidth; ++c) {
+        merge_factors(peak + c, total + c, part_peak[c], part_total[c], keep + c - strip, take + c - strip);
       }
-      float *o = s.o + strip * dims_.padded_value_dim;
-      const float *part = s.part_o + strip * dims_.padded_value_dim;
+      float *sum = o + strip * dims_.padded_value_dim;
+      const float *part = part_o + strip * dims_.padded_value_dim;
       for (int i = 0; i < dims_.padded_value_dim * kWidth; i += kLanes) {
         const int c = i % kWidth;
-        vstore(o + i, vfma(vload(o + i), vload(keep + c), vmul(vload(part + i), vload(take + c))));
+        vstore(sum + i, vfma(vload(sum + i), vload(keep + c), vmul(vload(part + i), vload(take + c))));
       }
     }
   }
@@ -385,32 +401,33 @@ class Paged {
     }
   }
 
-  void store_strips(PagedScratch &s, const PagedBlock &block, int kv_head) const {
+  void store_strips(const PagedBlock &block, int kv_head, const float *o, const float *peak, const float *total) const {
     float inverse[kWidth];
     T *rows[kWidth];
-    for (int strip = 0; strip < s.columns.count; strip += kWidth) {
-      const int width = std::min(kWidth, s.columns.count - strip);
-      for (int c = 0; c < kWidth; ++c) inverse[c] = 1.0f / s.total[strip + c];
+    const int columns = block.count * dims_.group;
+    for (int strip = 0; strip < columns; strip += kWidth) {
+      const int width = std::min(kWidth, columns - strip);
+      for (int c = 0; c < kWidth; ++c) inverse[c] = 1.0f / total[strip + c];
       for (int c = 0; c < width; ++c) {
         rows[c] = output_row(block, kv_head, strip + c);
-        store_lse(block, kv_head, strip + c, s.peak[strip + c], s.total[strip + c]);
+        store_lse(block, kv_head, strip + c, peak[strip + c], total[strip + c]);
       }
-      store_transposed(rows, width, s.o + strip * dims_.padded_value_dim, inverse, dims_.value_dim);
+      store_transposed(rows, width, o + strip * dims_.padded_value_dim, inverse, dims_.value_dim);
     }
   }
 
-  void finish_split(const PagedShared &shared, const PagedBlock &block) const {
+  void finish_split(const PagedShared &shared, const PagedBlock &block, int kv_head) const {
     if (block.slot < 0) return;
-    for (int kv_head = 0; kv_head < dims_.kv_heads; ++kv_head) {
-      float *o = plan_.partial(shared.partials, block, 0, kv_head);
-      float *peak = o + kFewColumns * dims_.padded_value_dim, *total = peak + kFewColumns;
-      for (int chunk = 1; chunk < block.num_chunks; ++chunk) {
-        const float *part = plan_.partial(shared.partials, block, chunk, kv_head);
-        const float *part_peak = part + kFewColumns * dims_.padded_value_dim;
-        merge_rows(o, peak, total, part, part_peak, part_peak + kFewColumns, block.count * dims_.group);
-      }
-      store_rows(block, kv_head, o, peak, total);
+    const bool few = plan_.is_few(block);
+    const int count = block.count * dims_.group, columns = few ? count : static_cast<int>(round_up(count, kPad));
+    const auto sum = plan_.partial(shared.partials, block, 0, kv_head);
+    for (int chunk = 1; chunk < block.num_chunks; ++chunk) {
+      const auto part = plan_.partial(shared.partials, block, chunk, kv_head);
+      if (few) merge_rows(sum.o, sum.peak, sum.total, part.o, part.peak, part.total, columns);
+      else merge_strips(sum.o, sum.peak, sum.total, part.o, part.peak, part.total, columns);
     }
+    if (few) store_rows(block, kv_head, sum.o, sum.peak, sum.total);
+    else store_strips(block, kv_head, sum.o, sum.peak, sum.total);
   }
 
   const sg_call *call_;
