@@ -146,6 +146,17 @@ def test_weights_in_blocks(weight, tokens, blocks):
     Product(tokens, 41, k, gap=3, bias="f32", addend=True, weight=weight).check("few_blocks")
 
 
+@pytest.mark.parametrize("weight", ("q4_k", "q5_k", "q6_k"))
+@pytest.mark.parametrize(("tokens", "units"), ((1, 8), (2, 16), (3, 56), (8, 24), (7, 9), (5, 3)))
+def test_blocks_through_a_ring(ring, weight, tokens, units):
+    """Rows of one stage, of several and of part of one; more tiles than blocks, and a tile that is not full."""
+    if weight == "q6_k" and units % 8 != 0:
+        pytest.skip("its rows are then no multiple of 16 bytes")
+    Product(tokens, 41, 256 * units, weight=weight).check("blocks_ring")
+    Product(tokens, 4500 if units < 16 else 41, 256 * units, gap=8, bias="f32", addend=True, result="f32", weight=weight).check(
+        "blocks_ring")
+
+
 @pytest.mark.parametrize(("kernel", "weight"), (("few", "bf16"), ("few_blocks", "q4_1")))
 def test_bits_of_a_token_do_not_depend_on_the_others(kernel, weight):
     for n in (64, 9000):

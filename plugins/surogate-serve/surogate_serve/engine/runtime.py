@@ -31,7 +31,9 @@ native/backends/cuda/linear_few.cuh)."""
 
 RING_ARCHITECTURE = 90
 """Devices that have the kernels of native/backends/cuda/linear_ring.cuh, which read bf16 faster than blocks are decoded: what
-is decoded there is read so by steps of few tokens too."""
+is decoded there is read so by steps of few tokens too, but for files of RING_FORMATS."""
+RING_FORMATS = frozenset({"q4_k", "q5_k", "q6_k"})
+"""Blocks that those devices read faster than bf16 (native/backends/cuda/linear_blocks_ring.cu)."""
 
 
 @dataclass(frozen=True)
@@ -120,9 +122,12 @@ class Runtime:
     @cached_property
     def _stored(self) -> FrozenWeights:
         """The weights as steps of few tokens read them: as they are stored, as far as programs can, or as all do."""
-        if not self.weights.decoded or self._has_rings():
+        if not self.weights.decoded:
             return self.weights
-        return FrozenWeights(self.model, self.recipe.compute, self.queue.backend, self.queue.device)
+        stored = FrozenWeights(self.model, self.recipe.compute, self.queue.backend, self.queue.device)
+        dtypes = {stored.dtype(name, tuple(each.shape)) for name, each in self.model.dsl().parameters()}
+        blocks = {dtype for dtype in dtypes if FORMATS[dtype].is_block}
+        return stored if blocks <= RING_FORMATS or not self._has_rings() else self.weights
 
     def _has_rings(self) -> bool:
         built = any(row["op"] == "linear" and row["name"] == "ring" for row in engine.kernels())
