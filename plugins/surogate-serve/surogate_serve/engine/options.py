@@ -18,8 +18,8 @@ class EngineOptions:
 
     run_ahead: a step is launched before the one ahead of it is read; None: on devices. batch_invariant: a token's bits do
     not depend on what else is in a step, nor on what was cached; slower, and only where the backend has such kernels.
-    decode_weights: a device keeps quantised matrices decoded too, for steps of many tokens, or for all where it has kernels
-    that read those faster; None: where at most half of its memory goes to them.
+    decode_weights: a device keeps quantised matrices decoded too, for steps of many tokens, or for all where its kernels
+    read those faster than the blocks; None: where at most half of its memory goes to them.
     """
 
     recipe: str = "bf16"
