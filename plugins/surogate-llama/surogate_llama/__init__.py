@@ -11,3 +11,10 @@ def surogate_families(register):
 
     for family in FAMILIES:
         register(family.name, family)
+
+
+@hookimpl
+def surogate_parsers(register):
+    from .formats import LLAMA3_JSON
+
+    register(LLAMA3_JSON.name, LLAMA3_JSON)

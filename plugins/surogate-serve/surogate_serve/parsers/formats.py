@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from surogate_core.calls import JsonCall, call_markers
-from surogate_core.plugins import Marker, OutputFormat
+from surogate_core.plugins import OutputFormat
 
 from .tag_call import TagCall
 
@@ -61,17 +61,4 @@ QWEN3_CODER = OutputFormat(
     detect=lambda template: 12 if "<tool_call>" in template and "<function=" in template else 0,
 )
 
-LLAMA3_JSON = OutputFormat(
-    "llama3_json",
-    call=JsonCall("parameters", known_only=True),
-    markers=(
-        Marker(("start", "content", "called"), "<|python_tag|>", "start"),
-        Marker(("start", "called"), "{", "call", begins_body=True),
-        Marker(("called",), ";", "called"),
-    ),
-    call_separator="; ",
-    turn_ends=("<|eot_id|>", "<|eom_id|>", "<|end_of_text|>"),
-    detect=lambda template: 10 if "<|start_header_id|>" in template and "parameters" in template else 0,
-)
-
-FORMATS = {each.name: each for each in (PLAIN, THINK, HERMES, QWEN3_CODER, LLAMA3_JSON)}
+FORMATS = {each.name: each for each in (PLAIN, THINK, HERMES, QWEN3_CODER)}

@@ -215,7 +215,7 @@ def test_a_choice_that_is_over_is_computed_no_further(serve, tmp_path):
 
 
 def test_a_budget_of_reasoning_needs_reasoning(serve):
-    server = serve(FakeModel(parser="llama3_json"))
+    server = serve(FakeModel(parser="plain"))
     with pytest.raises(openai.BadRequestError, match="no reasoning") as refusal:
         client(server).chat.completions.create(model="fake", messages=HI, extra_body={"thinking_token_budget": 7})
     assert refusal.value.param == "thinking_token_budget"
