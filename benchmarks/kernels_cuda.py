@@ -171,9 +171,7 @@ def _attention(args: argparse.Namespace, t: int, heads: int, kv_heads: int, dim:
     for x in (q, k):
         yield from _rotation(x[2], positions, table)
         yield from _normed_heads(x[2], positions, table)
-    both = (t, heads + kv_heads, dim)
-    yield from _rotation(both, positions, table)
-    yield from _normed_heads(both, positions, table, heads)
+    yield from _rotation((t, heads + kv_heads, dim), positions, table)
     yield from _rotated_to_cache(q, k, v, positions, table)
     attrs = {"scale": dim**-0.5, "causal": 1, "window": 0, "softcap": 0.0, "max_length": args.sequence_len}
     yield "attention", [q, k, v, starts], [o, lse], attrs
@@ -186,14 +184,12 @@ def _rotation(shape: tuple[int, ...], positions: Any, table: Any) -> Iterator[Ca
     yield "rope", [("x", "bf16", shape), positions, table], [("y", "bf16", shape)], {"inverse": 0, "interleaved": 0}
 
 
-def _normed_heads(shape: tuple[int, ...], positions: Any, table: Any, first_heads: int = 0) -> Iterator[Call]:
-    """``first_heads``: of queries, where those behind are of keys."""
+def _normed_heads(shape: tuple[int, ...], positions: Any, table: Any) -> Iterator[Call]:
     x, weight, rstd = ("x", "bf16", shape), ("weight", "f32", shape[-1:]), ("rstd", "f32", shape[:2])
-    second = ("second_weight", *weight[1:]) if first_heads else None
-    attrs = {"unit_offset": 0.0, "interleaved": 0, "first_heads": first_heads}
-    yield "norm_rope", [x, weight, positions, table, second], [("y", "bf16", shape), rstd], {"eps": 1e-5, **attrs}
-    yield ("norm_rope_grad", [("dy", "bf16", shape), x, weight, rstd, positions, table, None, second],
-           [("dx", "bf16", shape)], attrs)
+    attrs = {"unit_offset": 0.0, "interleaved": 0}
+    yield "norm_rope", [x, weight, positions, table], [("y", "bf16", shape), rstd], {"eps": 1e-5, **attrs}
+    yield ("norm_rope_grad", [("dy", "bf16", shape), x, weight, rstd, positions, table, None], [("dx", "bf16", shape)],
+           attrs)
 
 
 def _rotated_to_cache(q: Any, k: Any, v: Any, positions: Any, table: Any) -> Iterator[Call]:

@@ -47,7 +47,7 @@ def _forward(norm: Node, rope: Node) -> Node | None:
     if x.dtype != norm.outputs[0].dtype:
         return None
     attrs = {"interleaved": rope.attrs["interleaved"], **{name: norm.attrs[name] for name in ("eps", "unit_offset")}}
-    return _node("norm_rope", (x, weight, *rope.inputs[1:], None), (rope.outputs[0], norm.outputs[1]), attrs)
+    return _node("norm_rope", (x, weight, *rope.inputs[1:]), (rope.outputs[0], norm.outputs[1]), attrs)
 
 
 def _backward(rope: Node, norm_grad: Node) -> Node | None:
@@ -57,7 +57,7 @@ def _backward(rope: Node, norm_grad: Node) -> Node | None:
     if not dy.dtype == x.dtype == norm_grad.outputs[0].dtype:
         return None
     attrs = {"interleaved": rope.attrs["interleaved"], "unit_offset": norm_grad.attrs["unit_offset"]}
-    inputs = (rope.inputs[0], x, weight, rstd, *rope.inputs[1:], addend, None)
+    inputs = (rope.inputs[0], x, weight, rstd, *rope.inputs[1:], addend)
     return _node("norm_rope_grad", inputs, norm_grad.outputs, attrs)
 
 

@@ -3,10 +3,9 @@
     q = rope(y[:, :a]), k = rope(y[:, a:b])                become    q | k = rope(y[:, :b])
     join(rope(dq, inverse), rope(dk, inverse), dv)         becomes   join(rope(join(dq, dk), inverse), dv)
 
-So do `norm_rope` and `norm_rope_grad`, of two norms that keep a weight each. A kernel over the keys of some thousand tokens
-ends before memory is at its rate; over queries and keys it takes what the bytes take. Nothing is computed otherwise, and no
-bit changes. It runs after `fuse_projections`, whose products q and k are columns of, and after `widen_products` and
-`fuse_norm_rope`: adapters and norms then stand between the two no longer, or for good.
+A kernel over the keys of some thousand tokens ends before memory is at its rate; over queries and keys it takes what the bytes
+take. Nothing is computed otherwise, and no bit changes. It runs after `fuse_projections`, whose products q and k are columns of,
+and after `widen_products` and `fuse_norm_rope`: adapters and norms then stand between the two no longer, or for good.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
 
-from .. import ops
 from ..ir.builder import JOIN, PLACEMENTS, SLICE, VIEW, Builder
 from ..ir.graph import Graph, Node, Region, Value
 from ..ir.spec import check
@@ -23,29 +21,22 @@ from .uses import readers_take_rows_apart, takes_rows_apart, uses
 
 def join_ropes(graph: Graph) -> Graph:
     """Rotations stay as they are where something else reads what is between them and the matrix, where they turn by other
-    angles or have heads of other sizes, and where what reads their results cannot take rows that lie apart. With norms they
-    also do where their gradients cannot become one: those of norms that learn read an rstd of their own."""
+    angles or have heads of other sizes, and where what reads their results cannot take rows that lie apart."""
     counts = [0, 0]
     for region in graph.layer_regions():
-        for run in list(_forward_runs(graph, region, "rope")):
+        for run in list(_forward_runs(graph, region)):
             _join_forward(graph, region, run)
             counts[0] += 1
-        for join, run in list(_backward_runs(graph, region, "rope")):
+        for join, run in list(_backward_runs(graph, region)):
             _join_backward(graph, region, join, run)
             counts[1] += 1
-        for run, back in list(_normed_runs(graph, region)):
-            both = _join_forward(graph, region, run)
-            counts[0] += 1
-            if back is not None:
-                _join_backward(graph, region, *back, x=both.inputs[0], rstd=both.outputs[1])
-                counts[1] += 1
     return check(graph.record(f"join_ropes({counts[0]} forward, {counts[1]} backward)"))
 
 
 @dataclass
 class _Turn:
-    """A rotation of columns [start, stop) of a matrix, of heads with a norm or without. ``between``: the placements that lead
-    there; ``columns``: what they lead to, a slice of the matrix or one of those joined in it."""
+    """A rotation of columns [start, stop) of a matrix. ``between``: the placements that lead there; ``columns``: what they
+    lead to, a slice of the matrix or one of those joined in it."""
 
     rope: Node
     between: list[Node]
@@ -54,14 +45,9 @@ class _Turn:
     stop: int
 
     @property
-    def operands(self) -> dict[str, Value | None]:
-        return dict(zip((operand.name for operand in ops.get(self.rope.op).inputs), self.rope.inputs, strict=True))
-
-    @property
     def alike(self) -> Hashable:
-        """What rotations that become one share: angles, how they turn, the size of a head, and what a norm adds."""
-        angles = (self.operands["positions"], self.operands["table"])
-        return angles, tuple(self.rope.attrs.items()), self.rope.inputs[0].shape[2]
+        """What rotations that become one share: angles, how they turn, and the size of a head."""
+        return self.rope.inputs[1:], tuple(self.rope.attrs.items()), self.rope.inputs[0].shape[2]
 
 
 def _runs(turns: Iterable[_Turn]) -> Iterator[list[_Turn]]:
@@ -77,37 +63,29 @@ def _runs(turns: Iterable[_Turn]) -> Iterator[list[_Turn]]:
         yield run
 
 
-def _rotated(graph: Graph, region: Region, nodes: list[Node], columns: Value, run: list[_Turn],
-             **more: Value) -> tuple[Value, Node]:
-    """``columns`` with the heads of all of ``run`` turned, and the node that does it. ``more``: what else it reads of all of
-    them, by operand."""
+def _rotated(graph: Graph, region: Region, nodes: list[Node], columns: Value, run: list[_Turn]) -> Value:
+    """``columns`` with the heads of all of ``run`` turned."""
     builder = Builder(graph, region, nodes)
     first = run[0].rope
-    heads, dim = first.inputs[0].shape[1:]
-    operands, attrs = run[0].operands | more, dict(first.attrs)
-    operands[next(iter(operands))] = builder.view(columns, (columns.shape[0], columns.shape[1] // dim, dim))
-    if "second_weight" in operands:
-        operands["second_weight"], attrs["first_heads"] = run[1].operands["weight"], heads
+    dim = first.inputs[0].shape[2]
+    heads = builder.view(columns, (columns.shape[0], columns.shape[1] // dim, dim))
     label = "_".join(turn.rope.outputs[0].name for turn in run)
-    builder.op(first.op, *operands.values(), label=label, **attrs)
-    node = nodes[-1]
-    return builder.view(node.outputs[0], columns.shape), node
+    return builder.view(builder.op("rope", heads, *first.inputs[1:], label=label, **first.attrs), columns.shape)
 
 
 # -- forward: the matrix is sliced, then turned ------------------------------------------------------------------------
 
 
-def _forward_runs(graph: Graph, region: Region, op: str) -> Iterator[list[_Turn]]:
+def _forward_runs(graph: Graph, region: Region) -> Iterator[list[_Turn]]:
     maker = {v: n for n in region.forward for v in n.outputs if v is not None}
     counts = uses(graph, region)
     kept = {*region.carry_out, *graph.outputs.values()}
     turns: dict[Value, list[_Turn]] = {}
     for rope in region.forward:
-        if rope.op != op or not readers_take_rows_apart(region, rope.outputs[0], kept):
+        if rope.op != "rope" or not readers_take_rows_apart(region, rope.outputs[0], kept):
             continue
         between, value = [], rope.inputs[0]
-        shared = value if op == "norm_rope" else None  # with the gradient: `_normed_runs` counts
-        while (counts[value] == 1 or value is shared) and value in maker and maker[value].op in (VIEW, SLICE):
+        while counts[value] == 1 and value in maker and maker[value].op in (VIEW, SLICE):
             node = maker[value]
             between.append(node)
             if node.op == SLICE:
@@ -118,25 +96,24 @@ def _forward_runs(graph: Graph, region: Region, op: str) -> Iterator[list[_Turn]
         yield from _runs(of_one)
 
 
-def _join_forward(graph: Graph, region: Region, run: list[_Turn]) -> Node:
+def _join_forward(graph: Graph, region: Region, run: list[_Turn]) -> None:
     whole, start = run[0].between[-1].inputs[0], run[0].start
     at = min(region.forward.index(turn.rope) for turn in run)
     nodes: list[Node] = []
     builder = Builder(graph, region, nodes)
-    turned, node = _rotated(graph, region, nodes, builder.slice(whole, start, run[-1].stop), run)
+    turned = _rotated(graph, region, nodes, builder.slice(whole, start, run[-1].stop), run)
     for turn in run:
         builder.view(builder.slice(turned, turn.start - start, turn.stop - start), turn.rope.outputs[0].shape)
-        nodes[-1].outputs = turn.rope.outputs[:1]  # what reads it stays as it is
+        nodes[-1].outputs = turn.rope.outputs  # what reads it stays as it is
     gone = {node for turn in run for node in (turn.rope, *turn.between)}
     before, after = region.forward[:at], region.forward[at:]
     region.forward[:] = [*(n for n in before if n not in gone), *nodes, *(n for n in after if n not in gone)]
-    return node
 
 
 # -- backward: turned, then joined in the matrix -----------------------------------------------------------------------
 
 
-def _backward_runs(graph: Graph, region: Region, op: str) -> Iterator[tuple[Node, list[_Turn]]]:
+def _backward_runs(graph: Graph, region: Region) -> Iterator[tuple[Node, list[_Turn]]]:
     maker = {v: n for n in region.backward for v in n.outputs if v is not None}
     counts = uses(graph, region)
     for join in [node for node in region.backward if node.op == JOIN]:
@@ -148,7 +125,7 @@ def _backward_runs(graph: Graph, region: Region, op: str) -> Iterator[tuple[Node
                 between.append(maker[value])
                 value = maker[value].inputs[0]
             rope = maker.get(value)
-            if rope is not None and rope.op == op and between and counts[value] == 1 and _may_be_joined(
+            if rope is not None and rope.op == "rope" and between and counts[value] == 1 and _may_be_joined(
                     rope.inputs[0], maker, counts[rope.inputs[0]]):
                 turns.append(_Turn(rope, between, columns, start, stop))
         for run in _runs(turns):
@@ -164,13 +141,13 @@ def _may_be_joined(value: Value, maker: dict[Value, Node], reads: int) -> bool:
     return takes_rows_apart(node.op, node.outputs.index(value), of_output=True)
 
 
-def _join_backward(graph: Graph, region: Region, join: Node, run: list[_Turn], **more: Value) -> None:
+def _join_backward(graph: Graph, region: Region, join: Node, run: list[_Turn]) -> None:
     at = min(region.backward.index(turn.rope) for turn in run)
     counts = uses(graph, region)
     nodes: list[Node] = []
     builder = Builder(graph, region, nodes)
     heads = [builder.view(turn.rope.inputs[0], turn.columns.shape) for turn in run]
-    turned, _ = _rotated(graph, region, nodes, builder.join(heads, "_".join(v.name for v in heads)), run, **more)
+    turned = _rotated(graph, region, nodes, builder.join(heads, "_".join(v.name for v in heads)), run)
     for turn in run:
         if counts[turn.columns] > 1:  # by adapters, besides the join
             builder.slice(turned, turn.start - run[0].start, turn.stop - run[0].start)
@@ -181,21 +158,3 @@ def _join_backward(graph: Graph, region: Region, join: Node, run: list[_Turn], *
     gone = {node for turn in run for node in (turn.rope, *turn.between)}
     before, after = region.backward[:at], region.backward[at:]
     region.backward[:] = [*(n for n in before if n not in gone), *nodes, *(n for n in after if n not in gone)]
-
-
-# -- norms: forward and backward together ------------------------------------------------------------------------------
-
-
-def _normed_runs(graph: Graph, region: Region) -> Iterator[tuple[list[_Turn], tuple[Node, list[_Turn]] | None]]:
-    """Two rotations with norms, and the gradients of the two, or None where there are none. What they read of one another, x
-    and rstd, is of all heads then, and nothing else may read it."""
-    counts = uses(graph, region)
-    backward = [(join, run) for join, run in _backward_runs(graph, region, "norm_rope_grad")
-                if all(turn.operands["addend"] is None for turn in run)]
-    for run in _forward_runs(graph, region, "norm_rope"):
-        handed = [(turn.operands["x"], turn.rope.outputs[1]) for turn in run]
-        reads = [(counts[x] - 1, counts[rstd]) for x, rstd in handed]
-        back = next((each for each in backward if [
-            (turn.operands["x"], turn.operands["rstd"]) for turn in each[1]] == handed), None)
-        if len(run) == 2 and set(reads) == {(0, 0) if back is None else (1, 1)}:
-            yield run, back

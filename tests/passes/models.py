@@ -10,7 +10,7 @@ import numpy as np
 from surogate_llama.family import LlamaFamily
 
 from surogate_core.dsl import trace
-from surogate_core.engine import Memory, Session
+from surogate_core.engine import Session
 from surogate_core.ir import Graph
 from surogate_core.ir.graph import BUFFER
 from surogate_core.model import LoadedModel, initial_values
@@ -141,28 +141,3 @@ def assert_close(first, second, relative: float) -> None:
     for name, gradient in first[1].items():
         error = np.linalg.norm(gradient - second[1][name])
         assert error <= relative * np.linalg.norm(gradient) + 1e-9, name
-
-
-def assert_device_is_close(graph: Graph, loaded: LoadedModel, scale: float, relative: float) -> None:
-    """Loss and gradients of `batch` on a CUDA device, beside those of the CPU. In fp32."""
-    program = program_of(graph)
-    host = open_session(graph, program, loaded, scale)
-    device = Session(program.to_bytes(), backend="cuda")
-    for storage in program.external():
-        values = np.ascontiguousarray(host.tensor(next(t.name for t in program.tensors if t.storage == storage.name)))
-        memory = Memory("cuda", values.nbytes)
-        memory.write(values)
-        device.bind(storage.name, memory)
-    lasting = {storage.name for storage in program.storages if storage.arena not in (None, "activations")}
-    for tensor in program.tensors:
-        if tensor.storage in lasting:
-            device.write(tensor.name, host.read(tensor.name))
-    names = ["loss", *(t.name for t in program.tensors if t.name.startswith("gradients."))]
-    found = []
-    for session in (host, device):
-        for name, array in batch().items():
-            session.write(name, array)
-        session.run("begin")
-        session.run("micro_step")
-        found.append((float(session.read("loss")[0]), {name: session.read(name) for name in names}))
-    assert_close(*found, relative)

@@ -1,6 +1,5 @@
-// norm_rope(x[T, H, D], weight[D], positions[T], table[P, R/2, 2], second_weight?) -> y, rstd[T, H]?: the norm of every
-// head, turned. norm_rope_grad(dy, x, weight, rstd, positions, table, addend?, second_weight?) -> dx: dy turned back, and
-// the norm's gradient of that. Heads from `first_heads` on have the second weight, where there is one.
+// norm_rope(x[T, H, D], weight[D], positions[T], table[P, R/2, 2]) -> y, rstd[T, H]?: the norm of every head, turned.
+// norm_rope_grad(dy, x, weight, rstd, positions, table, addend?) -> dx: dy turned back, and the norm's gradient of that.
 // What lies between the two stays in fp32, a head at a time. Rows of all but rstd may lie apart; y may be x, dx dy.
 #include "norm.h"
 #include "rope.h"
@@ -20,31 +19,6 @@ bool can_turn(const sg_tensor *x, const sg_tensor *weight, const sg_tensor *posi
   if (!is_dense(positions) || !is_dense(table) || table->dtype != SG_F32 || table->rank != 3) return false;
   return table->shape[2] == 2 && 2 * table->shape[1] <= x->shape[2];
 }
-
-bool is_second_weight(const sg_call *call, const sg_tensor *weight, const sg_tensor *x) {
-  const int64_t first = attr_int(call, "first_heads", 0);
-  if (weight == nullptr) return first == 0;
-  return is_weight_vector(weight, x) && is_dense(weight) && first > 0 && first < x->shape[1];
-}
-
-size_t weights_workspace(const sg_call *call, int index, int second) {
-  return weight_workspace(call, index) + (input(call, second) != nullptr ? weight_workspace(call, second) : 0);
-}
-
-// Of each head, in the workspace.
-class Weights {
- public:
-  Weights(const sg_call *call, int index, int second)
-      : heads_(attr_int(call, "first_heads", 0)), first_(prepare_weight(call, input(call, index))), rest_(first_) {
-    const sg_tensor *weight = input(call, second);
-    if (weight != nullptr) rest_ = prepare_weight(call, weight, weight->shape[0]);
-  }
-  const float *of(int64_t head) const { return head < heads_ ? first_ : rest_; }
-
- private:
-  int64_t heads_;
-  const float *first_, *rest_;
-};
 
 // body(t, angle) for every token, with its angles laid out.
 template <class Body>
@@ -70,15 +44,14 @@ int32_t for_tokens(const sg_call *call, const sg_tensor *x, const sg_tensor *pos
 int32_t supports(const sg_call *call) {
   const sg_tensor *x = input(call, 0), *y = output(call, 0), *rstd = output(call, 1);
   if (!can_turn(x, input(call, 1), input(call, 2), input(call, 3)) || !is_like(y, x)) return 0;
-  if (!is_second_weight(call, input(call, 4), x)) return 0;
   return rstd == nullptr || (is_rstd(rstd, x) && is_dense(rstd)) ? isa_score(SG_ISA_NAME) : 0;
 }
 
-size_t workspace(const sg_call *call) { return weights_workspace(call, 1, 4); }
+size_t workspace(const sg_call *call) { return weight_workspace(call, 1); }
 
 int32_t run(const sg_call *call) {
   const sg_tensor *x = input(call, 0), *table = input(call, 3), *y = output(call, 0);
-  const Weights weights(call, 1, 4);
+  const float *weight = prepare_weight(call, input(call, 1));
   const float eps = static_cast<float>(attr_float(call, "eps", 1e-5));
   const bool interleaved = attr_int(call, "interleaved", 0) != 0;
   const int64_t heads = x->shape[1], dim = x->shape[2], half = table->shape[1];
@@ -88,7 +61,7 @@ int32_t run(const sg_call *call) {
     status = for_tokens(call, x, input(call, 2), table, 1.0f, [&](int64_t t, const float *angle) {
       alignas(64) float normed[kMaxHead];
       for (int64_t head = 0; head < heads; ++head) {
-        const float scale = norm_row(data<T>(x) + t * x->strides[0] + head * dim, weights.of(head), eps, normed, dim);
+        const float scale = norm_row(data<T>(x) + t * x->strides[0] + head * dim, weight, eps, normed, dim);
         rotate_token(normed, data<T>(y) + t * y->strides[0] + head * dim, angle, interleaved, 1, dim, half);
         if (rstd != nullptr) rstd[t * heads + head] = scale;
       }
@@ -104,17 +77,15 @@ int32_t grad_supports(const sg_call *call) {
   const sg_tensor *x = input(call, 1), *rstd = input(call, 3), *addend = input(call, 6);
   if (!can_turn(x, input(call, 2), input(call, 4), input(call, 5)) || !is_like(input(call, 0), x)) return 0;
   if (!is_like(output(call, 0), x) || (addend != nullptr && !is_like(addend, x))) return 0;
-  if (!is_second_weight(call, input(call, 7), x)) return 0;
   return rstd != nullptr && is_rstd(rstd, x) && is_dense(rstd) ? isa_score(SG_ISA_NAME) : 0;
 }
 
-size_t grad_workspace(const sg_call *call) { return weights_workspace(call, 2, 7); }
+size_t grad_workspace(const sg_call *call) { return weight_workspace(call, 2); }
 
 int32_t grad_run(const sg_call *call) {
   const sg_tensor *dy = input(call, 0), *x = input(call, 1), *table = input(call, 5), *addend = input(call, 6);
   const sg_tensor *dx = output(call, 0);
-  const Weights weights(call, 2, 7);
-  const float *rstd = data<float>(input(call, 3));
+  const float *weight = prepare_weight(call, input(call, 2)), *rstd = data<float>(input(call, 3));
   const bool interleaved = attr_int(call, "interleaved", 0) != 0;
   const int64_t heads = x->shape[1], dim = x->shape[2], half = table->shape[1];
   int32_t status = SG_OK;
@@ -124,7 +95,7 @@ int32_t grad_run(const sg_call *call) {
       for (int64_t head = 0; head < heads; ++head) {
         const T *in = data<T>(x) + t * x->strides[0] + head * dim;
         T *out = data<T>(dx) + t * dx->strides[0] + head * dim;
-        const float scale = rstd[t * heads + head], *weight = weights.of(head);
+        const float scale = rstd[t * heads + head];
         rotate_token(data<T>(dy) + t * dy->strides[0] + head * dim, turned, angle, interleaved, 1, dim, half);
         if (addend != nullptr) {
           const T *added = data<T>(addend) + t * addend->strides[0] + head * dim;

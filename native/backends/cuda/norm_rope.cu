@@ -1,16 +1,13 @@
-// norm_rope(x[T, H, D], weight[D], positions[T], table[P, R/2, 2], second_weight?) -> y, rstd[T, H]?: the norm of every
-// head, turned. norm_rope_grad(dy, x, weight, rstd, positions, table, addend?, second_weight?) -> dx: dy turned back,
-// and the norm's gradient of that. Heads from `first_heads` on, the keys behind queries, have the second weight, where
-// there is one. f32 or bf16; rows of all but rstd may lie apart, y may be x and dx may be dy. A position outside the
-// table gives NaN.
+// norm_rope(x[T, H, D], weight[D], positions[T], table[P, R/2, 2]) -> y, rstd[T, H]?: the norm of every head, turned.
+// norm_rope_grad(dy, x, weight, rstd, positions, table, addend?) -> dx: dy turned back, and the norm's gradient of that.
+// f32 or bf16; rows of all but rstd may lie apart, y may be x and dx may be dy. A position outside the table gives NaN.
 //
 // The floor is bytes: x in and y out, or dy and x in and dx out, each once; weight and angles are a few hundred bytes
 // that all heads of a token read from the caches. A head is shared by a power of two of lanes of one warp, each with V
-// pairs of it or two packs of what lies behind them, so it stays in registers between its sum and its use. What holds
-// the bytes up is how long a thread lives, so it has that of several heads of a token that share a weight, 128 bytes
-// that are under way together, and reads weight and angles once for them. Blocks have an axis for each of lane, group
-// of heads and token, so no thread divides. Heads that cannot be moved in packs, or are too wide for a warp's
-// registers, are read twice by a warp each.
+// pairs of it or two packs of what lies behind them, so it stays in registers between its sum and its use. A thread has
+// that of two heads of a token, 64 or 128 bytes that are under way together, and weight and angles for both. Blocks
+// have an axis for each of lane, heads and token, so no thread divides. Heads that cannot be moved in packs, or are too
+// wide for a warp's registers, are read twice by a warp each.
 #include <algorithm>
 #include <bit>
 
@@ -24,32 +21,16 @@
 namespace sg::cuda {
 namespace {
 
-constexpr int kThreads = 256;
-constexpr int kHeads = 4;           // of one token, in one thread
-constexpr int kGradHeads = 2;       // the same where dy and x are read
+constexpr int kThreads = 128;
+constexpr int kHeads = 2;           // of one token, in one thread
 constexpr int kMostBlocks = 65535;  // along the grid's second axis
 constexpr int kMostTokens = 64;     // of a block: its third axis holds no more
 
 struct Shape {
   int tokens, heads, dim, half;
-  int first_heads;  // that have the first weight
   int turning;      // lanes that a head needs for its pairs
   int lanes;        // the same, with those for dims past R; some more may be there and idle
   float inverse_dim;
-};
-
-struct Weights {
-  Weight first, rest;
-
-  // Chosen a word at a time: of a pointer to one of the two the compiler makes a copy of both in local memory.
-  __device__ Weight of(const Shape &shape, int head) const {
-    const bool is_first = head < shape.first_heads;
-    return {is_first ? first.data : rest.data, is_first ? first.dtype : rest.dtype, first.offset};
-  }
-  template <int V>
-  bool packable() const {
-    return first.packable<V>() && rest.packable<V>();
-  }
 };
 
 struct Angles {
@@ -60,33 +41,14 @@ struct Angles {
   float sign;
 };
 
-// Up to N heads that follow one another and have one weight; zero or fewer where there is no such group.
-template <int N>
-struct Group {
-  int head, heads;
-
-  __device__ Group(const Shape &shape, int group) {
-    const int of_first = ceil_of(shape.first_heads);
-    const bool has_first = group < of_first;
-    head = has_first ? group * N : shape.first_heads + (group - of_first) * N;
-    heads = min((has_first ? shape.first_heads : shape.heads) - head, N);
-  }
-  __host__ __device__ static int count(const Shape &shape) {
-    return ceil_of(shape.first_heads) + ceil_of(shape.heads - shape.first_heads);
-  }
-  __host__ __device__ static int ceil_of(int heads) { return (heads + N - 1) / N; }
-};
-
-// The heads of one token that a thread works on.
-template <int N>
+// The heads of one token that a thread works on; zero or fewer for a thread that has none.
 struct Task {
   int token, head, heads;
 
   __device__ explicit Task(const Shape &shape) {
-    const Group<N> group(shape, static_cast<int>(blockIdx.y * blockDim.y + threadIdx.y));
     token = static_cast<int>(blockIdx.x * blockDim.z + threadIdx.z);
-    head = group.head;
-    heads = token < shape.tokens ? group.heads : 0;
+    head = static_cast<int>(blockIdx.y * blockDim.y + threadIdx.y) * kHeads;
+    heads = token < shape.tokens ? min(shape.heads - head, kHeads) : 0;
   }
   template <class T>
   __device__ T *at(const Rows<T> &rows, const Shape &shape, int column) const {
@@ -98,9 +60,8 @@ struct Task {
   template <class T>
   __device__ void bring(const Rows<const T> &rows, const Shape &shape) const {
     if (threadIdx.x != 0 || threadIdx.y != 0 || heads <= 0) return;
-    const auto behind = static_cast<int>((blockIdx.y + 1) * blockDim.y);
-    const int end = behind < Group<N>::count(shape) ? Group<N>(shape, behind).head : shape.heads;
-    bring_closer(at(rows, shape, 0), static_cast<uint32_t>((end - head) * shape.dim * sizeof(T)));
+    const int count = min(shape.heads - head, static_cast<int>(blockDim.y) * kHeads);
+    bring_closer(at(rows, shape, 0), static_cast<uint32_t>(count * shape.dim * sizeof(T)));
   }
 };
 
@@ -187,10 +148,9 @@ __device__ inline void bring_share(const Angles &angles, const Shape &shape, int
 // ---- norm_rope
 
 template <class T, int V, bool interleaved>
-__global__ void __launch_bounds__(kThreads, 2)
-    norm_rope_packs(Shape shape, Rows<const T> x, Weights weights, float eps, Angles angles, Rows<T> y,
-                    float *rstd_out) {
-  const Task<kHeads> task(shape);
+__global__ void __launch_bounds__(kThreads, 6)
+    norm_rope_packs(Shape shape, Rows<const T> x, Weight weight, float eps, Angles angles, Rows<T> y, float *rstd_out) {
+  const Task task(shape);
   const Part<V, interleaved> part(shape, static_cast<int>(threadIdx.x));
   task.bring(x, shape);
   bring_share(angles, shape, task.token);
@@ -203,7 +163,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   float by_left[V]{}, by_right[V]{}, cos[V], sin[V];
   if (task.heads > 0) {
     int32_t position = angles.positions[task.token];
-    weights.of(shape, task.head).template load_packs<V>(part.left, part.right, part.packs, by_left, by_right);
+    weight.load_packs<V>(part.left, part.right, part.packs, by_left, by_right);
     use_from_here(position);
     part.load_angles(angles, shape.half, position, cos, sin);
   }
@@ -225,13 +185,11 @@ __global__ void __launch_bounds__(kThreads, 2)
 // A warp a head.
 template <class T, bool interleaved>
 __global__ void __launch_bounds__(kWarpTaskThreads)
-    norm_rope_any(Shape shape, Rows<const T> x, Weights weights, float eps, Angles angles, Rows<T> y,
-                  float *rstd_out) {
+    norm_rope_any(Shape shape, Rows<const T> x, Weight weight, float eps, Angles angles, Rows<T> y, float *rstd_out) {
   wait_for_kernels_ahead();
   const int64_t head = warp_task(), token = head / shape.heads;
   if (token >= shape.tokens) return;
-  const int64_t of_token = head - token * shape.heads, column = of_token * shape.dim;
-  const Weight weight = weights.of(shape, static_cast<int>(of_token));
+  const int64_t column = (head - token * shape.heads) * shape.dim;
   const T *in = x.data + token * x.stride + column;
   T *out = y.data + token * y.stride + column;
   float squares = 0.0f;
@@ -287,38 +245,38 @@ __device__ inline void finish(float rstd, float c, const Held<T, V> &x, const T 
 }
 
 template <class T, int V, bool interleaved>
-__global__ void __launch_bounds__(kThreads, 2)
-    norm_rope_grad_packs(Shape shape, Rows<const T> dy, Rows<const T> x, Weights weights, const float *rstd,
+__global__ void __launch_bounds__(kThreads, 4)
+    norm_rope_grad_packs(Shape shape, Rows<const T> dy, Rows<const T> x, Weight weight, const float *rstd,
                          Angles angles, Rows<const T> addend, Rows<T> dx) {
-  const Task<kGradHeads> task(shape);
+  const Task task(shape);
   const Part<V, interleaved> part(shape, static_cast<int>(threadIdx.x));
   task.bring(dy, shape);
   task.bring(x, shape);
   bring_share(angles, shape, task.token);
   wait_for_kernels_ahead();
   const T *gradient = task.at(dy, shape, part.left), *in = task.at(x, shape, part.left);
-  Held<T, V> held_dy[kGradHeads], held_x[kGradHeads];
+  Held<T, V> held_dy[kHeads], held_x[kHeads];
 #pragma unroll
-  for (int h = 0; h < kGradHeads; ++h) {
+  for (int h = 0; h < kHeads; ++h) {
     held_dy[h].load(gradient + h * shape.dim, part, h < task.heads);
     held_x[h].load(in + h * shape.dim, part, h < task.heads);
   }
   __syncwarp();  // as above
-  float by_left[V]{}, by_right[V]{}, cos[V], sin[V], scales[kGradHeads]{};
+  float by_left[V]{}, by_right[V]{}, cos[V], sin[V], scales[kHeads]{};
   if (task.heads > 0) {
     int32_t position = angles.positions[task.token];
 #pragma unroll
-    for (int h = 0; h < kGradHeads; ++h) {
+    for (int h = 0; h < kHeads; ++h) {
       if (h < task.heads) scales[h] = rstd[task.at_head(shape) + h];
     }
-    weights.of(shape, task.head).template load_packs<V>(part.left, part.right, part.packs, by_left, by_right);
+    weight.load_packs<V>(part.left, part.right, part.packs, by_left, by_right);
     use_from_here(position);
     part.load_angles(angles, shape.half, position, cos, sin);
   }
   const T *added = addend.data == nullptr ? nullptr : task.at(addend, shape, part.left);
   T *out = task.at(dx, shape, part.left);
 #pragma unroll
-  for (int h = 0; h < kGradHeads; ++h) {
+  for (int h = 0; h < kHeads; ++h) {
     float a[V], b[V];
     turn_back(held_dy[h], part, cos, sin, by_left, by_right, a, b);
     const float c = scales[h] * scales[h] * scales[h] * (dot_of_head(held_x[h], a, b) * shape.inverse_dim);
@@ -331,13 +289,12 @@ __global__ void __launch_bounds__(kThreads, 2)
 
 template <class T, bool interleaved>
 __global__ void __launch_bounds__(kWarpTaskThreads)
-    norm_rope_grad_any(Shape shape, Rows<const T> dy, Rows<const T> x, Weights weights, const float *rstd,
-                       Angles angles, Rows<const T> addend, Rows<T> dx) {
+    norm_rope_grad_any(Shape shape, Rows<const T> dy, Rows<const T> x, Weight weight, const float *rstd, Angles angles,
+                       Rows<const T> addend, Rows<T> dx) {
   wait_for_kernels_ahead();
   const int64_t head = warp_task(), token = head / shape.heads;
   if (token >= shape.tokens) return;
-  const int64_t of_token = head - token * shape.heads, column = of_token * shape.dim;
-  const Weight weight = weights.of(shape, static_cast<int>(of_token));
+  const int64_t column = (head - token * shape.heads) * shape.dim;
   const T *in = x.data + token * x.stride + column;
   float a[1], b[1];
   const auto load_part = [&](const Part<1, interleaved> &part) {
@@ -383,20 +340,10 @@ bool can_turn(const sg_tensor *x, const sg_tensor *weight, const sg_tensor *posi
   return table->shape[2] == 2 && 2 * table->shape[1] <= x->shape[2];
 }
 
-bool is_second_weight(const sg_call *call, const sg_tensor *weight, const sg_tensor *x) {
-  const int64_t first = attr_int(call, "first_heads", 0);
-  if (weight == nullptr) return first == 0;
-  return is_weight_vector(weight, x) && first > 0 && first < x->shape[1];
-}
-
-Shape shape_of(const sg_call *call, const sg_tensor *x, const sg_tensor *table) {
+Shape shape_of(const sg_tensor *x, const sg_tensor *table) {
   const auto size = [](int64_t n) { return static_cast<int>(n); };
-  const int first = size(attr_int(call, "first_heads", 0)), heads = size(x->shape[1]);
-  return {size(x->shape[0]), heads, size(x->shape[2]), size(table->shape[1]), first > 0 ? first : heads, 0, 0,
+  return {size(x->shape[0]), size(x->shape[1]), size(x->shape[2]), size(table->shape[1]), 0, 0,
           1.0f / static_cast<float>(x->shape[2])};
-}
-Weights weights_of(const sg_call *call, int index, int second) {
-  return {weight_of(call, index), weight_of(call, input(call, second) != nullptr ? second : index)};
 }
 void set_lanes(Shape &shape, int V) {
   shape.turning = shape.half / V;
@@ -406,13 +353,12 @@ void set_lanes(Shape &shape, int V) {
 struct Launch {
   dim3 block, blocks;
 };
-// Of `groups` of heads a token. Blocks along the second axis have as many of them as one another, but for the last.
-Launch plan_packs(const Shape &shape, int64_t groups) {
+Launch plan_packs(const Shape &shape) {
   const auto lanes = static_cast<int64_t>(std::bit_ceil(static_cast<unsigned>(shape.lanes)));
-  const int64_t along = ceil_div(groups, ceil_div(groups, kThreads / lanes)), blocks = ceil_div(groups, along);
+  const int64_t groups = ceil_div(shape.heads, kHeads), along = std::min(groups, kThreads / lanes);
   const int64_t tokens = std::min<int64_t>(kThreads / (lanes * along), kMostTokens);
   return {dim3(static_cast<unsigned>(lanes), static_cast<unsigned>(along), static_cast<unsigned>(tokens)),
-          dim3(static_cast<unsigned>(ceil_div(shape.tokens, tokens)), static_cast<unsigned>(blocks))};
+          dim3(static_cast<unsigned>(ceil_div(shape.tokens, tokens)), static_cast<unsigned>(ceil_div(groups, along)))};
 }
 
 template <class Body>
@@ -424,9 +370,8 @@ void with_pairing(const sg_call *call, Body &&body) {
   }
 }
 
-// packs(angles, plan) where heads can be moved in packs of V by the lanes of a warp, N of them in one, else
-// any(angles, blocks).
-template <int V, int N, class Packs, class Any>
+// packs(angles, plan) where heads can be moved in packs of V by the lanes of a warp, else any(angles, blocks).
+template <int V, class Packs, class Any>
 void launch(bool can_pack_operands, Shape &shape, const sg_tensor *positions, const sg_tensor *table, float sign,
             Packs &&packs, Any &&any) {
   const int64_t heads = static_cast<int64_t>(shape.tokens) * shape.heads;
@@ -435,7 +380,7 @@ void launch(bool can_pack_operands, Shape &shape, const sg_tensor *positions, co
   set_lanes(shape, V);
   const bool fits = shape.half % V == 0 && shape.dim % V == 0 && shape.lanes <= 32 && can_pack<4>(angles.table, 0);
   if (can_pack_operands && fits) {
-    const Launch plan = plan_packs(shape, Group<N>::count(shape));
+    const Launch plan = plan_packs(shape);
     const bool needs_all = shape.half > 0 && angles.rows <= shape.tokens;
     angles.share = needs_all ? static_cast<int>(ceil_div(angles.rows, plan.blocks.x)) : 0;
     packs(angles, plan);
@@ -448,7 +393,6 @@ void launch(bool can_pack_operands, Shape &shape, const sg_tensor *positions, co
 int32_t supports(const sg_call *call) {
   const sg_tensor *x = input(call, 0), *y = output(call, 0), *rstd = output(call, 1);
   if (!can_turn(x, input(call, 1), input(call, 2), input(call, 3)) || !is_like(y, x)) return 0;
-  if (!is_second_weight(call, input(call, 4), x)) return 0;
   return rstd == nullptr || is_rstd(rstd, x) ? 10 : 0;
 }
 
@@ -456,21 +400,21 @@ template <class T, bool interleaved>
 void run_with(const sg_call *call) {
   constexpr int V = 16 / static_cast<int>(sizeof(T));
   const sg_tensor *x = input(call, 0), *table = input(call, 3);
-  Shape shape = shape_of(call, x, table);
+  Shape shape = shape_of(x, table);
   const int64_t width = static_cast<int64_t>(shape.heads) * shape.dim;
   const Rows<const T> in = rows_of<const T>(x, width);
   const Rows<T> out = rows_of<T>(output(call, 0), width);
-  const Weights weights = weights_of(call, 1, 4);
+  const Weight weight = weight_of(call, 1);
   const float eps = static_cast<float>(attr_float(call, "eps", 1e-5));
   float *rstd = data<float>(output(call, 1));
-  launch<V, kHeads>(
-      can_pack_rows<V>(in) && can_pack_rows<V>(out) && weights.packable<V>(), shape, input(call, 2), table, 1.0f,
+  launch<V>(
+      can_pack_rows<V>(in) && can_pack_rows<V>(out) && weight.packable<V>(), shape, input(call, 2), table, 1.0f,
       [&](const Angles &angles, const Launch &plan) {
-        launch_ahead(call, plan.blocks, plan.block, 0, norm_rope_packs<T, V, interleaved>, shape, in, weights, eps,
+        launch_ahead(call, plan.blocks, plan.block, 0, norm_rope_packs<T, V, interleaved>, shape, in, weight, eps,
                      angles, out, rstd);
       },
       [&](const Angles &angles, unsigned blocks) {
-        launch_ahead(call, blocks, kWarpTaskThreads, 0, norm_rope_any<T, interleaved>, shape, in, weights, eps, angles,
+        launch_ahead(call, blocks, kWarpTaskThreads, 0, norm_rope_any<T, interleaved>, shape, in, weight, eps, angles,
                      out, rstd);
       });
 }
@@ -489,7 +433,6 @@ int32_t grad_supports(const sg_call *call) {
   const sg_tensor *x = input(call, 1), *rstd = input(call, 3), *addend = input(call, 6);
   if (!can_turn(x, input(call, 2), input(call, 4), input(call, 5)) || !is_like(input(call, 0), x)) return 0;
   if (!is_like(output(call, 0), x) || (addend != nullptr && !is_like(addend, x))) return 0;
-  if (!is_second_weight(call, input(call, 7), x)) return 0;
   return rstd != nullptr && is_rstd(rstd, x) ? 10 : 0;
 }
 
@@ -497,24 +440,24 @@ template <class T, bool interleaved>
 void run_grad_with(const sg_call *call) {
   constexpr int V = 16 / static_cast<int>(sizeof(T));
   const sg_tensor *x = input(call, 1), *table = input(call, 5), *addend = input(call, 6);
-  Shape shape = shape_of(call, x, table);
+  Shape shape = shape_of(x, table);
   const int64_t width = static_cast<int64_t>(shape.heads) * shape.dim;
   const Rows<const T> gradient = rows_of<const T>(input(call, 0), width), in = rows_of<const T>(x, width);
   const Rows<const T> added = addend == nullptr ? Rows<const T>{nullptr, 0} : rows_of<const T>(addend, width);
   const Rows<T> out = rows_of<T>(output(call, 0), width);
-  const Weights weights = weights_of(call, 2, 7);
+  const Weight weight = weight_of(call, 2);
   const float *rstd = data<float>(input(call, 3));
   const bool packs = can_pack_rows<V>(gradient) && can_pack_rows<V>(in) && can_pack_rows<V>(added) &&
-                     can_pack_rows<V>(out) && weights.packable<V>();
-  launch<V, kGradHeads>(
+                     can_pack_rows<V>(out) && weight.packable<V>();
+  launch<V>(
       packs, shape, input(call, 4), table, -1.0f,
       [&](const Angles &angles, const Launch &plan) {
         launch_ahead(call, plan.blocks, plan.block, 0, norm_rope_grad_packs<T, V, interleaved>, shape, gradient, in,
-                     weights, rstd, angles, added, out);
+                     weight, rstd, angles, added, out);
       },
       [&](const Angles &angles, unsigned blocks) {
-        launch_ahead(call, blocks, kWarpTaskThreads, 0, norm_rope_grad_any<T, interleaved>, shape, gradient, in,
-                     weights, rstd, angles, added, out);
+        launch_ahead(call, blocks, kWarpTaskThreads, 0, norm_rope_grad_any<T, interleaved>, shape, gradient, in, weight,
+                     rstd, angles, added, out);
       });
 }
 
