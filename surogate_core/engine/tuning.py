@@ -20,21 +20,18 @@ from .session import Session, device_info
 
 ATTRIBUTE = "tuning"
 FOLDER = Path("~/.cache/surogate/tuning")
+_taken: dict[Path, dict[str, str]] = {}
+"""By file: what this process goes by, so that its runs do the same arithmetic whatever others, which measure meanwhile, write."""
 
 
 class Tuning:
-    """The choices known for one device, from its file. A file that cannot be read counts as empty and is written anew."""
+    """The choices known for one device: those that this process went by before, then those of its file. A file that cannot be
+    read counts as empty and is written anew."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        try:
-            known = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            known = {}
-        self.known: dict[str, str] = {
-            key: text for key, text in (known.items() if isinstance(known, dict) else ())
-            if isinstance(key, str) and isinstance(text, str)
-        }
+        self.taken = _taken.setdefault(path, {})
+        self.known = _stored(path) | self.taken
 
     @classmethod
     def of_device(cls, backend: str, device: int = 0) -> Tuning:
@@ -50,8 +47,12 @@ class Tuning:
     def _with_choice(self, program: Program, instruction: Instruction) -> Instruction:
         if any(name == ATTRIBUTE for name, _ in instruction.attrs):
             return instruction
-        text = self.known.get(_key(program, instruction))
-        return instruction if text is None else _chosen(instruction, text)
+        key = _key(program, instruction)
+        text = self.known.get(key)
+        if text is None:
+            return instruction
+        self.taken[key] = text
+        return _chosen(instruction, text)
 
     def learn(self, program: Program) -> bool:
         """Takes over what is written down in ``program``, before what was known. True where that is news."""
@@ -61,14 +62,25 @@ class Tuning:
         }
         news = any(self.known.get(key) != text for key, text in found.items())
         self.known |= found
+        self.taken |= found
         return news
 
     def save(self) -> None:
-        """Replaces the file; where that cannot be done, later runs measure again."""
+        """Replaces the file, with what others have written to it since; where that cannot be done, later runs measure again."""
         try:
-            write_text(self.path, json.dumps(self.known, indent=0, sort_keys=True), EngineError)
+            text = json.dumps(_stored(self.path) | self.known, indent=0, sort_keys=True)
+            write_text(self.path, text, EngineError)
         except EngineError:
             pass  # a home that cannot be written costs the next run's measuring, and nothing else
+
+
+def _stored(path: Path) -> dict[str, str]:
+    try:
+        known = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    items = known.items() if isinstance(known, dict) else ()
+    return {key: text for key, text in items if isinstance(key, str) and isinstance(text, str)}
 
 
 def with_choices(program: Program, session: Session) -> Program:

@@ -59,3 +59,15 @@ def test_a_file_that_makes_no_sense_counts_as_empty(tmp_path, text):
     tuning.learn(program(tuning="tile 1"))
     tuning.save()
     assert choices(Tuning(path).apply(program())) == ["tile 1", None]
+
+
+def test_others_that_measure_meanwhile_change_nothing_for_this_process_and_are_not_lost(tmp_path):
+    path = tmp_path / "fake.json"
+    tuning = Tuning(path)
+    tuning.learn(program(tuning="tile 1"))
+    path.write_text('{"another": "kept"}')
+    tuning.save()
+    assert Tuning(path).known["another"] == "kept"
+    written = path.read_text()
+    path.write_text(written.replace("tile 1", "tile 2"))
+    assert choices(Tuning(path).apply(program())) == ["tile 1", None]
