@@ -229,7 +229,7 @@ struct BlocksRing {
     if (threadIdx.x == 0) {
       for (int s = 0; s < p.stages; ++s) {
         barrier_init(full + 8 * s, 1);
-        barrier_init(empty + 8 * s, kFewWarps);
+        barrier_init(empty + 8 * s, kFewThreads);
       }
       barriers_are_there();
     }
@@ -292,8 +292,7 @@ struct BlocksRing {
         barrier_wait(full + 8 * at.stage, at.parity);
         const unsigned char *const stage = stages + at.stage * bytes;
         if (warp < at.units(p)) U::add(stage + row, stage + row + 8 * U::kPitch, stage + terms, sums);
-        __syncwarp();
-        if (lane == 0) barrier_arrive(empty + 8 * at.stage);
+        barrier_arrive(empty + 8 * at.stage);
       }
       if (!first) sync_warps<1, kFewThreads>();  // the tile before has been stored
 #pragma unroll
