@@ -4,9 +4,9 @@
     python benchmarks/serve_cpu.py --peer /path/to/llama-server --rounds 5
 
 Each server runs alone, in a process of its own, on the same threads; `surogate bench serve` loads both. One line of JSON
-a measurement: 1 and 8 clients, and, as "turn", the time to the first token of a prompt that is new and of the same prompt
-with 8 or 32 tokens behind it. "share" says how much of the cores the server had while it was loaded: lines below 0.85 do
-not count.
+a measurement: 1 and 8 clients, and, as "turn", the time to the first token of a second turn of 8, 16 or 32 tokens behind a
+prompt and its answer, where the server has seen these and where it has not. "share" says how much of the cores the server had
+while it was loaded: lines below 0.85 do not count.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from common import emit, wait_until_quiet
 SUROGATE = [sys.executable, "-c", "from surogate_core.cli import main; main()"]
 """`surogate`, also where its script is not installed."""
 MODEL = "served"
-MORE = (8, 32)
-"""Tokens of a second turn."""
+MORE = (8, 16, 32)
+"""New tokens of a second turn."""
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -112,7 +112,7 @@ def measure(server: str, url: str, process: subprocess.Popen[bytes], turn: int, 
         share = (processor_seconds(process.pid) - before) / (result["seconds"] * arguments.threads)
         emit("serve_cpu", result | {"share": round(share, 3)}, clients=clients, **facts)
     for more in MORE:
-        emit("serve_cpu", second_turn(url, arguments.prompt, more, turn), clients=1, kind="turn", **facts)
+        emit("serve_cpu", second_turn(url, arguments.prompt + arguments.new, more, turn), clients=1, kind="turn", **facts)
 
 
 def processor_seconds(pid: int) -> float:
@@ -120,16 +120,19 @@ def processor_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / TICKS
 
 
-def second_turn(url: str, tokens: int, more: int, seed: int) -> dict[str, float]:
-    """Milliseconds to the first token of a new prompt, and of one that has ``more`` tokens behind it; medians of five."""
+def second_turn(url: str, history: int, more: int, seed: int) -> dict[str, float]:
+    """Milliseconds to the first token where ``more`` tokens stand behind a first turn and its answer, ``history`` tokens: new
+    to the server, and with a first turn that it has seen; medians of five."""
     generator = random.Random(1000 * more + seed)
     new, again = [], []
     for _ in range(5):
-        prompt = [generator.randrange(1000, 20000) for _ in range(tokens)]
-        new.append(first_token(url, prompt))
-        again.append(first_token(url, prompt + [generator.randrange(1000, 20000) for _ in range(more)]))
+        unseen, seen = ([generator.randrange(1000, 20000) for _ in range(history + more)] for _ in range(2))
+        first_token(url, seen[:history])
+        new.append(first_token(url, unseen))
+        again.append(first_token(url, seen))
     first, second = statistics.median(new), statistics.median(again)
-    return {"more": more, "new_ms": round(first, 2), "again_ms": round(second, 2), "faster": round(first / second, 2)}
+    return {"history": history, "more": more, "new_ms": round(first, 2), "again_ms": round(second, 2),
+            "faster": round(first / second, 2)}
 
 
 def first_token(url: str, prompt: list[int]) -> float:
