@@ -52,7 +52,7 @@ def test_page_needs_no_key_and_nothing_from_elsewhere(serve):
 
 @pytest.fixture
 def browser() -> Iterator[Any]:
-    playwright = pytest.importorskip("playwright.sync_api")
+    playwright = pytest.importorskip("playwright.sync_api", reason="a browser is driven by it: pip install 'surogate-core[test]'")
     if CHROMIUM is None:
         pytest.skip("there is no Chromium here")
     with playwright.sync_playwright() as started:
