@@ -1,29 +1,14 @@
 // Matrix products of bf16 activations on AMX tiles: 16 x 16 fp32 sums, 32 k at a time.
+#include "amx_tiles.h"
 #include "linear_bf16.h"
 
 namespace sg::cpu::SG_ISA {
 namespace {
 
-struct TileConfig {
-  uint8_t palette = 1, start_row = 0, reserved[14] = {};
-  uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-  uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
-};
-static_assert(sizeof(TileConfig) == 64);
-
 struct AmxMicro : Bf16Panels {
   static int32_t score() { return cpu_features().amx_bf16 ? 50 : 0; }
 
-  // Tile registers belong to the thread; unused they are released, which keeps its context switches short.
-  struct Session {
-    Session() {
-      alignas(64) static const TileConfig config;
-      _tile_loadconfig(&config);
-    }
-    ~Session() { _tile_release(); }
-    Session(const Session &) = delete;
-    Session &operator=(const Session &) = delete;
-  };
+  using Session = TileSession;
 
   static void multiply(const Rows &a, int rows, const uint32_t *packed, int64_t strips, int64_t kc, float *sums,
                        int64_t sums_stride, bool add) {

@@ -15,6 +15,7 @@
 // as this kernel runs.
 #include <array>
 
+#include "amx_tiles.h"
 #include "linear.h"
 #include "rows.h"
 
@@ -142,25 +143,11 @@ template <>
 struct Reader<SG_Q5_1> : CodeReader<24, true, true> {};
 
 // Tile registers 0 and 1: sums; 2 and 3: tokens, of which there are `rows`; 4 and 5: codes.
-class TileSession {
- public:
-  explicit TileSession(int64_t rows) {
-    alignas(64) Config config;
-    std::fill(config.rows, config.rows + 4, static_cast<uint8_t>(rows));
-    __asm__ volatile("" ::: "memory");  // the compiler is not told that all of it is read
-    _tile_loadconfig(&config);
-  }
-  ~TileSession() { _tile_release(); }
-  TileSession(const TileSession &) = delete;
-  TileSession &operator=(const TileSession &) = delete;
-
- private:
-  struct Config {
-    uint8_t palette = 1, start_row = 0, reserved[14] = {};
-    uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64};
-    uint8_t rows[16] = {0, 0, 0, 0, 16, 16};
-  };
-};
+TileShapes shapes_of(int64_t rows) {
+  TileShapes shapes;
+  std::fill(shapes.rows, shapes.rows + 4, static_cast<uint8_t>(rows));
+  return shapes;
+}
 
 inline void multiply_even(const bf16 *x, int64_t x_bytes, const uint32_t *codes, float *products) {
   _tile_zero(0);
@@ -229,7 +216,7 @@ struct Scratch {
 template <int32_t dtype, int tokens>
 void multiply_task(const Task &task, const Tokens &x, Scratch *scratch) {
   using R = Reader<dtype>;
-  const TileSession session(x.count);
+  const TileSession session(shapes_of(x.count));
   Span &span = scratch->span;
   const __m512i row_offsets = _mm512_mullo_epi32(viota(), vset_int(static_cast<int32_t>(task.row_bytes)));
   std::memset(scratch->products, 0, sizeof(scratch->products));
@@ -264,7 +251,7 @@ void sum_tokens(const Tokens &x, int64_t units) {
     column[15] = kOnes;
     return column;
   }();
-  const TileSession session(x.count);
+  const TileSession session(shapes_of(x.count));
   for (int64_t first = 0; first < units; first += 16) {
     _tile_zero(0);
     for (int64_t u = first; u < std::min(first + 16, units); ++u) {

@@ -10,6 +10,7 @@
 //
 // A column's sums run over K in one order: a token's bits don't depend on the other tokens, nor on how many there are,
 // as long as this kernel runs.
+#include "amx_tiles.h"
 #include "fixed_point.h"
 #include "linear.h"
 #include "wide_blocks.h"
@@ -154,20 +155,12 @@ struct Reading {
 
 // Tile registers 0 and 1: sums; 2 and 3: codes; 4 and 5: digits.
 template <int kUnit>
-struct TileSession {
-  struct Config {
-    uint8_t palette = 1, start_row = 0, reserved[14] = {};
-    uint16_t row_bytes[16] = {64, 64, kUnit, kUnit, 64, 64};
-    uint8_t rows[16] = {16, 16, 16, 16, kUnit / 4, kUnit / 4};
-  };
-  TileSession() {
-    alignas(64) static const Config config;
-    _tile_loadconfig(&config);
-  }
-  ~TileSession() { _tile_release(); }
-  TileSession(const TileSession &) = delete;
-  TileSession &operator=(const TileSession &) = delete;
-};
+TileShapes few_shapes() {
+  TileShapes shapes;
+  shapes.row_bytes[2] = shapes.row_bytes[3] = kUnit;
+  shapes.rows[4] = shapes.rows[5] = kUnit / 4;
+  return shapes;
+}
 
 template <bool is_signed>
 inline void multiply_even(const uint8_t *codes, int64_t row_bytes, const void *digits, int32_t *sums) {
@@ -387,7 +380,7 @@ void run_on(const sg_call *call, const LinearProblem &p) {
     auto *spans = reinterpret_cast<Span *>(workers + worker * kWorkerBytes);
     float *sums = reinterpret_cast<float *>(spans + 2);
     const int64_t begin = index * task_rows, end = std::min(p.n, begin + task_rows);
-    const TileSession<kUnit> session;
+    const TileSession session(few_shapes<kUnit>());
     const Task task{static_cast<const uint8_t *>(p.b.data), p.b.row_bytes, p.k, begin, end};
     multiply_task<dtype>(task, x, groups, spans, sums);
     p.finish(0, static_cast<int>(p.m), begin, static_cast<int>(end - begin), sums, kTaskRows);

@@ -9,6 +9,7 @@
 //
 // Values are those of quant.h's `decode`, rounded to bf16, and products are summed in the order of linear_amx.cpp: the bits
 // are the same as that kernel's.
+#include "amx_tiles.h"
 #include "linear.h"
 #include "rows.h"
 
@@ -104,25 +105,6 @@ struct Reader<SG_Q5_0> : TableReader<22, false, true, 16> {};
 template <>
 struct Reader<SG_Q5_1> : TableReader<24, true, true, 0> {};
 
-// Tile registers 0 to 3: sums; 4 and 5: weights; 6 and 7: tokens.
-class TileSession {
- public:
-  TileSession() {
-    alignas(64) static const Config config;
-    _tile_loadconfig(&config);
-  }
-  ~TileSession() { _tile_release(); }
-  TileSession(const TileSession &) = delete;
-  TileSession &operator=(const TileSession &) = delete;
-
- private:
-  struct Config {
-    uint8_t palette = 1, start_row = 0, reserved[14] = {};
-    uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-    uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
-  };
-};
-
 // Blocks between unpacking and multiplying: tiles wait long for what was just written.
 constexpr int64_t kLead = 1, kRing = 2;
 
@@ -187,7 +169,7 @@ struct Task {
 template <int32_t dtype, int token_tiles>
 void multiply_task(const Task &task, const uint32_t *x, Scratch *scratch) {
   using R = Reader<dtype>;
-  const TileSession session;
+  const TileSession session;  // registers 0 to 3: sums; 4 and 5: weights; 6 and 7: tokens
   const __m512i row_offsets = _mm512_mullo_epi32(viota(), vset_int(static_cast<int32_t>(task.row_bytes)));
   for (int64_t row = task.begin; row < task.end; row += kRows) {
     const int64_t start = std::min(row, task.rows - kRows);  // the last rows may be computed again, never past the end
