@@ -8,7 +8,7 @@
 // No weight is decoded. A code q of up to six bits is the low end of the bf16 number 128 + q: bytes are only put apart.
 // Of those that share a scale, products with x are added up in a fragment of their own, and with them what is to be taken
 // off: sum(w x) = scale sum(q x) - minimum sum(x), where sum(x) too is a product, with ones. Scales are then applied to sums, in
-// fp32: two to three operations a weight. Terms stand in the order of the bytes, which x follows.
+// fp32: some three operations a weight. Terms stand in the order of the bytes, which x follows.
 #include "hopper.cuh"
 #include "linear_few.cuh"
 
