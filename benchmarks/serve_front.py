@@ -176,6 +176,10 @@ def body(route: str, prompt: int, tokens: int, draw: random.Random) -> bytes:
     if route == "/v1/completions":
         return json.dumps({**fields, "prompt": [draw.randrange(5000, 20000) for _ in range(prompt)]}).encode()
     text = "".join(draw.choices(string.ascii_lowercase, k=prompt))
+    if route == "/v1/responses":
+        return json.dumps({"model": "words", "max_output_tokens": tokens, "stream": True, "input": text}).encode()
+    if route == "/v1/messages":
+        fields = {"model": "words", "max_tokens": tokens, "stream": True}
     return json.dumps({**fields, "messages": [{"role": "user", "content": text}]}).encode()
 
 

@@ -4,6 +4,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 
+#include "chunks.h"
 #include "convert.h"
 #include "loader.h"
 #include "registry.h"
@@ -115,6 +116,7 @@ NB_MODULE(_native, m) {
   bind_session(m);
   bind_serving_parts(m);
   bind_serving(m);
+  bind_chunks(m);
 }
 
 }  // namespace surogate::python

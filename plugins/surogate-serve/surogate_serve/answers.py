@@ -149,7 +149,7 @@ class _Choice:
     def _piece(self, token: int, text: str) -> list[Event]:
         stream, unread = self.stream, self._unread
         was_reasoning = stream.reasoning
-        read = unread.index(token) + 1 if token in unread else len(unread)
+        read = unread.index(token) + 1 if len(unread) > 1 and token in unread else len(unread)
         del unread[:read]
         events = stream.feed(token, text)
         if was_reasoning or stream.reasoning:

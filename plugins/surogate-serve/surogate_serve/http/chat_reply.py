@@ -48,6 +48,12 @@ def failure(finished: Finished) -> Refused | None:
     return Refused(finished.error or "the engine could not finish this answer", 500, "generation_failed")
 
 
+def _check(event: Event | Usage) -> None:
+    """Raises `Refused` where a choice ended in an error."""
+    if isinstance(event, Finished) and (refused := failure(event)) is not None:
+        raise refused
+
+
 class ChatReply:
     """One answer. texts: None where no log-probabilities are wanted. named_tool: the request named the tool to call,
     for which OpenAI says "stop". reasoning: whether it is told at all."""
@@ -88,9 +94,8 @@ class ChatReply:
             for event in events:
                 if isinstance(event, Usage):
                     usage = event
-                elif isinstance(event, Finished) and (refused := failure(event)) is not None:
-                    raise refused
                 else:
+                    _check(event)
                     choices[event.choice].take(event)
 
         await read(take)
@@ -142,26 +147,27 @@ class ChatReply:
         heads = [begin + b"%d" % index + b',"delta":' for index in range(self._choices)]
         tail = b'}],"usage":null}\n\n' if self._include_usage else b"}]}\n\n"
         plain = b',"logprobs":null,"finish_reason":null' + tail
+        contents, content_plain = [each + b'{"content":' for each in heads], b"}" + plain
         started = False
 
         def take(events: list[Event | Usage]) -> None:
             nonlocal started
             for event in events:
-                if isinstance(event, Finished) and (refused := failure(event)) is not None:
-                    raise refused
                 if not started:
+                    _check(event)
                     started = True
                     for each in heads:
                         out.put(each + b'{"role":"assistant","content":"","refusal":null}' + plain)
-                if type(event) is Content:
-                    after = plain if self._texts is None else self._with_logprobs(event) + tail
-                    out.put(heads[event.choice] + b'{"content":' + quoted(event.text) + b"}" + after)
+                if isinstance(event, Content):  # nearly all of them
+                    after = content_plain if self._texts is None else self._with_logprobs(event) + tail
+                    out.put(contents[event.choice] + quoted(event.text) + after)
                 elif isinstance(event, Usage):
                     if self._include_usage:
                         out.put(b"data: " + head + b',"choices":[],"usage":' + json_bytes(usage_body(event)) + b"}\n\n")
                     out.put(DONE)
                     return
                 elif isinstance(event, Finished):
+                    _check(event)
                     out.put(heads[event.choice] + self._last(event) + tail)
                 elif (delta := self._delta(event)) is not None:
                     out.put(heads[event.choice] + delta + plain)
@@ -176,7 +182,7 @@ class ChatReply:
     def _with_logprobs(self, event: Content) -> bytes:
         assert self._texts is not None
         logprobs = {"content": chat_logprobs(event.logprobs, self._texts), "refusal": None}
-        return b',"logprobs":' + json_bytes(logprobs) + b',"finish_reason":null'
+        return b'},"logprobs":' + json_bytes(logprobs) + b',"finish_reason":null'
 
     def _last(self, event: Finished) -> bytes:
         stop = b"" if event.stop is None else b',"stop_reason":' + json_bytes(event.stop)

@@ -25,6 +25,11 @@ STOP_REASONS = {
 _PING = event_frame("ping", b'{"type":"ping"}')
 _DELTA = b'event: content_block_delta\ndata: {"type":"content_block_delta","index":%d,"delta":{"type":"%s","%s":'
 _END = b"}}\n\n"
+_DELTAS = {
+    "text": (b"text_delta", b"text"),
+    "thinking": (b"thinking_delta", b"thinking"),
+    "tool_use": (b"input_json_delta", b"partial_json"),
+}
 
 
 def signature_of(thinking: str) -> str:
@@ -55,6 +60,7 @@ class MessageReply:
         self._thinking, self._thinking_shown = thinking, thinking_shown
         self._content: list[dict[str, Any]] = []
         self._open: str | None = None  # the type of the block that is open
+        self._head = b""  # of the frames of its deltas
         self._text: list[str] = []  # of the open block
         self._finished: Finished | None = None
 
@@ -82,7 +88,7 @@ class MessageReply:
             nonlocal started
             for event in events:
                 if type(event) is Content and self._open == "text":  # nearly all of them
-                    out.put(self._delta(b"text_delta", b"text", event.text))
+                    out.put(self._delta(event.text))
                     continue
                 if isinstance(event, Usage):
                     out.put(self._last(event))
@@ -133,21 +139,21 @@ class MessageReply:
         if isinstance(event, Content):
             if self._open != "text":
                 yield from self._begin({"type": "text", "text": ""})
-            yield self._delta(b"text_delta", b"text", event.text)
+            yield self._delta(event.text)
         elif isinstance(event, Reasoning):
             if not self._thinking:
                 return
             if self._open != "thinking":
                 yield from self._begin({"type": "thinking", "thinking": "", "signature": ""})
             if self._thinking_shown:
-                yield self._delta(b"thinking_delta", b"thinking", event.text)
+                yield self._delta(event.text)
             else:
                 self._text.append(event.text)
         elif isinstance(event, ToolCallBegin):
             block = {"type": "tool_use", "id": "toolu_" + event.id.removeprefix("call_"), "name": event.name, "input": {}}
             yield from self._begin(block)
         elif isinstance(event, ToolCallArguments):
-            yield self._delta(b"input_json_delta", b"partial_json", event.text)
+            yield self._delta(event.text)
         elif isinstance(event, ToolCallEnd):
             yield from self._close()
         elif isinstance(event, Finished):
@@ -163,12 +169,13 @@ class MessageReply:
         yield from self._close()
         start = {"type": "content_block_start", "index": len(self._content), "content_block": block}
         yield event_frame("content_block_start", json_bytes(start))
+        self._head = _DELTA % (len(self._content), *_DELTAS[block["type"]])
         self._content.append(dict(block))
         self._open = block["type"]
 
-    def _delta(self, kind: bytes, field: bytes, text: str) -> bytes:
+    def _delta(self, text: str) -> bytes:
         self._text.append(text)
-        return _DELTA % (len(self._content) - 1, kind, field) + quoted(text) + _END
+        return self._head + quoted(text) + _END
 
     def _close(self) -> Iterator[bytes]:
         if self._open is None:

@@ -13,14 +13,15 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import uvicorn
-from surogate_core.errors import ConfigError
+from surogate_core.engine.chunks import ChunkStream, ChunkWriter, chunk_writer
+from surogate_core.errors import ConfigError, EngineError
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from ..types import Refused
 from .app import ServeApp
 from .errors import error_answer
 from .limits import Limits
-from .sse import PART
+from .sse import PARTS
 
 DEATH_GRACE_SECONDS = 3.0
 KEEP_ALIVE_SECONDS = 75
@@ -55,14 +56,15 @@ def url_of(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def limited_protocol(limits: Limits, connections: set[Any]) -> type[HttpToolsProtocol]:
+def limited_protocol(limits: Limits, connections: set[Any], writer: ChunkWriter) -> type[HttpToolsProtocol]:
     """Uvicorn's protocol, which by itself waits for a request's headers forever and takes any number of bytes of them.
-    connections: all of the server."""
+    connections: all of the server. writer: of parts of streams."""
 
     class Limited(HttpToolsProtocol):
         _head_bytes = 0
         _in_head = True
         _timer: asyncio.TimerHandle | None = None
+        _stream: ChunkStream | None = None
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
@@ -75,6 +77,9 @@ def limited_protocol(limits: Limits, connections: set[Any]) -> type[HttpToolsPro
         def connection_lost(self, exc: Exception | None) -> None:
             connections.discard(self)
             self._stop_waiting()
+            if self._stream is not None:
+                self._stream.close()
+                self._stream = None
             super().connection_lost(exc)
 
         def data_received(self, data: bytes) -> None:
@@ -92,7 +97,7 @@ def limited_protocol(limits: Limits, connections: set[Any]) -> type[HttpToolsPro
 
         def on_message_begin(self) -> None:
             super().on_message_begin()
-            self.scope["extensions"] = {PART: self.write_part}
+            self.scope["extensions"] = {PARTS: self}
             self._in_head = True
 
         def on_headers_complete(self) -> None:
@@ -113,12 +118,27 @@ def limited_protocol(limits: Limits, connections: set[Any]) -> type[HttpToolsPro
                 super().on_message_complete()
             self._in_head = True
 
-        def write_part(self, body: bytes) -> bool:
-            """As `PART` says. Streams have no length, so uvicorn's own parts are such chunks too."""
-            if self.flow.write_paused or self.transport.is_closing():
-                return False
-            self.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
-            return True
+        def send_400_response(self, msg: str) -> None:
+            self.end_parts()
+            super().send_400_response(msg)
+
+        def write_part(self, frames: list[bytes]) -> bool:
+            """As `Parts` says. Streams have no length, so uvicorn's own parts are such chunks too."""
+            if self._stream is None:
+                transport = self.transport
+                if transport.is_closing() or transport.get_write_buffer_size():
+                    return False
+                try:
+                    self._stream = writer.open(transport.get_extra_info("socket").fileno())
+                except EngineError:  # no descriptor is left
+                    return False
+            return self._stream.put(frames)
+
+        def end_parts(self) -> None:
+            """As `Parts` says."""
+            stream, self._stream = self._stream, None
+            if stream is not None and (left := stream.close()):
+                self.transport.write(left)
 
         def _wait_for_head(self) -> None:
             self._stop_waiting()
@@ -133,6 +153,7 @@ def limited_protocol(limits: Limits, connections: set[Any]) -> type[HttpToolsPro
             self._turn_away(Refused(f"no request came within {limits.header_seconds:g} s", 408, "timeout"))
 
         def _turn_away(self, refused: Refused) -> None:
+            self.end_parts()
             status, headers, body = error_answer(refused, "", "")
             headers += [(b"content-length", b"%d" % len(body)), (b"connection", b"close")]
             lines = b"".join(name + b": " + value + b"\r\n" for name, value in headers)
@@ -156,7 +177,7 @@ async def serve(app: ServeApp, listener: socket.socket, ready: Callable[[str], N
     connections: set[Any] = set()
     config = uvicorn.Config(
         app,
-        http=limited_protocol(app.settings.limits, connections),
+        http=limited_protocol(app.settings.limits, connections, chunk_writer()),
         ws="none",
         lifespan="off",
         access_log=False,

@@ -41,6 +41,7 @@ class Parser:
         quotes = output_format.call.quotes if output_format.call is not None else ()
         self.quote_marks = {text: f"{_QUOTE_MARK}{i}{_QUOTE_MARK}" for i, text in enumerate(quotes) if text in added}
         self.quote_tokens = {added[text]: mark for text, mark in self.quote_marks.items()}
+        self.meaning = {*self.turn_ends, *self.token_markers, *self.quote_tokens}  # tokens that may mean more than their text
         known = {*(each.text for each in markers), *quotes, *output_format.turn_ends}
         self.token_ids = {text: number for text, number in added.items() if text in known}
         spelled = set(self.token_markers.values())
@@ -108,12 +109,16 @@ class _Table:
         self.patterns: dict[OutputState, re.Pattern[str]] = {}
         self.texts: dict[OutputState, list[str]] = {}
         self.firsts: dict[OutputState, re.Pattern[str]] = {}  # characters that texts begin with
+        self.unsure: dict[OutputState, re.Pattern[str]] = {}  # what of a text cannot be told before more of it is there
         for state in ("start", "content", "reasoning", "call", "called"):
             texts = [text for at, text in self.moves if at == state and text not in tokens]
             self.texts[state] = sorted(texts, key=len, reverse=True)
+            firsts = {re.escape(text[0]) for text in texts}
             if texts:
-                self.firsts[state] = re.compile("|".join({re.escape(text[0]) for text in texts}))
+                self.firsts[state] = re.compile("|".join(firsts))
                 self.patterns[state] = re.compile("|".join(map(re.escape, self.texts[state])))
+            if state in self.marked:
+                self.unsure[state] = re.compile("|".join([*firsts, r"\s\Z"]))
 
     def may_begin(self, state: OutputState, text: str) -> bool:
         """Whether one of the state's text markers may begin somewhere in the text; most text has none of their
@@ -158,6 +163,8 @@ class OutputStream:
         self._begun = False
         self._next_call = 0
         self._events: list[Event] = []
+        self._plain: type[Content] | type[Reasoning] | None = None  # what text is told as, where nothing is waited for
+        self._unsure: re.Pattern[str] | None = None  # then: text in which that is found is not told as it is
 
     @property
     def reasoning(self) -> bool:
@@ -170,9 +177,13 @@ class OutputStream:
 
     def feed(self, token: int, text: str) -> list[Event]:
         """The events that one token's text makes certain."""
-        parser = self._parser
+        parser, plain = self._parser, self._plain
+        if plain is not None and text and token not in parser.meaning:  # nearly every token
+            if self._unsure is None or self._unsure.search(text) is None:
+                return [plain(self.choice, text)]
         if self.turn_ended:
             return []
+        self._plain = None
         if token in self._turn_ends:
             self.turn_ended = True
             return []
@@ -184,7 +195,17 @@ class OutputStream:
         else:
             self._buffer += marker if marker is not None else text
             self._work()
+        self._note_plain()
         return self._take_events()
+
+    def _note_plain(self) -> None:
+        """Text that goes on with what was told, and with nothing held back, is told as it comes."""
+        if self._state not in ("content", "reasoning") or self._state not in self._seen:
+            return
+        if self._buffer or self._drop_space or self._header:
+            return
+        self._plain = Reasoning if self._state == "reasoning" else Content
+        self._unsure = self._table.unsure.get(self._state)
 
     def finish(self) -> list[Event]:
         """The answer is over: what was held back is told as what it is by now."""

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import uvicorn
 
+from surogate_core.engine.chunks import chunk_writer
 from surogate_serve.http.app import ServeApp, create_app
 from surogate_serve.http.limits import Settings
 from surogate_serve.http.server import limited_protocol
@@ -36,7 +37,7 @@ class Running:
         self._socket.bind(("127.0.0.1", 0))
         self.port = self._socket.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
-        protocol = limited_protocol(settings.limits, set())
+        protocol = limited_protocol(settings.limits, set(), chunk_writer())
         config = uvicorn.Config(self.app, log_level="error", access_log=False, lifespan="off", http=protocol)
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._run, daemon=True)

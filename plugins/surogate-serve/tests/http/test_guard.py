@@ -321,22 +321,52 @@ def test_a_client_that_reads_nothing_is_let_go(serve):
     assert post(server, CHAT | {"max_tokens": 1}).status_code == 200
 
 
-def test_a_client_that_reads_late_gets_everything_in_order(server):
-    """More than a connection holds: the stream goes on where it could not, with what came meanwhile."""
+@pytest.mark.parametrize("clients", [1, 10])
+def test_clients_that_read_late_get_everything_in_order(server, clients):
+    """More than a connection holds: the streams go on where they could not, with what came meanwhile. Of one, the event
+    loop's thread sends; of ten, the one that writes for it."""
     pieces = [f"{index} " + "x" * 20000 for index in range(600)]
     server.model.script = lambda generation, index: pieces
     server.model.delay = 1e-4
-    told = []
-    with httpx.stream("POST", server.url + "/v1/chat/completions", json=CHAT | {"stream": True}, timeout=60) as answer:
-        wait_for(lambda: server.model.running == 0)  # all of it waits for this client
-        for line in answer.iter_lines():
-            if line.startswith("data: {"):
-                told.append(json.loads(line[6:])["choices"][0]["delta"].get("content", ""))
-    assert told[1:-1] == pieces and server.app.metrics.figures["fake"].in_flight == 0
+
+    def contents():
+        request = CHAT | {"stream": True}
+        with httpx.stream("POST", server.url + "/v1/chat/completions", json=request, timeout=60) as answer:
+            wait_for(lambda: len(server.model.seen) == clients and server.model.running == 0)  # all of it waits for us
+            told = [json.loads(line[6:])["choices"][0] for line in answer.iter_lines() if line.startswith("data: {")]
+        return [choice["delta"].get("content", "") for choice in told]
+
+    with ThreadPoolExecutor(clients) as pool:
+        told = [reading.result() for reading in [pool.submit(contents) for _ in range(clients)]]
+    assert all(each[1:-1] == pieces for each in told) and server.app.metrics.figures["fake"].in_flight == 0
+
+
+def test_many_streams_at_once(server):
+    """Some of which end early, while others' clients leave."""
+    server.model.delay = 2e-3
+    server.model.script = lambda generation, index: [f"{number} " for number in range(generation.max_tokens)]
+
+    def contents(tokens):
+        request = CHAT | {"stream": True, "max_tokens": abs(tokens)}
+        told = ""
+        with httpx.stream("POST", server.url + "/v1/chat/completions", json=request, timeout=60) as answer:
+            for line in answer.iter_lines():
+                if tokens < 0 and len(told) > 20:
+                    return None
+                if line.startswith("data: {"):
+                    told += json.loads(line[6:])["choices"][0]["delta"].get("content", "")
+        return told.split()
+
+    wanted = [*range(1, 60, 4), *[-10000] * 5]
+    with ThreadPoolExecutor(len(wanted)) as pool:
+        told = list(pool.map(contents, wanted))
+    assert told == [None if tokens < 0 else [str(number) for number in range(tokens)] for tokens in wanted]
+    wait_for(lambda: server.model.running == server.model.waiting == 0)
+    assert server.app.metrics.figures["fake"].in_flight == 0
 
 
 def test_any_server_of_asgi_can_stream():
-    """One whose connections have no `write_part`, and whose `send` may have to wait."""
+    """One whose connections take no parts, and whose `send` may have to wait."""
     model = FakeModel(script=lambda generation, index: list("abcdefgh"))
     model.delay = 1e-3
     sent = []
