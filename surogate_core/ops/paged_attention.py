@@ -136,6 +136,7 @@ def samples_paged_attention(rng):
         _paged_sample(rng, [(1, 1100, 3), (0, 0, 130)], 4, 1, 128, 128, 16, {"softcap": 3.0}),
         _paged_sample(rng, [(0, 580, 1), (1, 10, 1)], 4, 1, 256, 256, 16, {"window": 512}),
         _paged_sample(rng, [(0, 35, 2)], 17, 1, 24, 40, 8, {}),
+        _paged_sample(rng, [(0, 640, 32)], 9, 3, 64, 64, 16, {}),
         _paged_sample(rng, [(i, 7 * i + 3, 1) if i % 9 else (-1, 0, 1) for i in range(1, 40)], 8, 2, 64, 64, 16, {"lone": 1}),
         _paged_sample(rng, [(i, 5 * i, 1) if i % 9 else (-1, 0, 1) for i in range(1, 150)], 16, 4, 128, 128, 16, {"lone": 1}),
         _paged_sample(rng, [], 2, 1, 16, 16, 4, {}),

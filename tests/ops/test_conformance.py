@@ -39,9 +39,9 @@ def of_backend(backend: str) -> tuple:
     [pytest.param(k, id=f"{k['backend']}-{k['op']}-{k['name']}", marks=of_backend(k["backend"])) for k in KERNELS],
 )
 def test_kernel_agrees_with_the_reference(kernel):
-    wants_avx512 = kernel["name"].startswith("avx512")
-    if wants_avx512 and not engine.cpu_features()["avx512f"]:
-        pytest.skip("this processor has no AVX-512")
+    for prefix, feature in (("avx512", "avx512f"), ("amx", "amxbf16")):
+        if kernel["name"].startswith(prefix) and not engine.cpu_features()[feature]:
+            pytest.skip(f"this processor has no {feature}")
     found = verdict(kernel["op"], kernel["backend"], kernel["name"])
     assert not found.problems, "\n".join(found.problems[:20])
     assert found.supported, "no sample of the op exercises this kernel"

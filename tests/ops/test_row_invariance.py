@@ -65,7 +65,8 @@ def test_packed_attention_is_the_attention_of_a_cache(dtype, window):
     attrs = {"scale": dim**-0.5, "window": window, "softcap": 0.0}
     starts = np.array([0, lengths[0], tokens], np.int32)
     kernel = [name for name in invariant("attention") if name.startswith("paged")][-1]
-    # of the widest instruction set: the one that a session takes
+    cached = invariant("paged_attention")[-1]
+    # of the widest instruction set: those that a session takes
     kind = np.uint16 if dtype == "bf16" else np.float32
     packed, lse = np.zeros((tokens, heads, dim), kind), np.zeros((tokens, heads), np.float32)
     operands = [as_operand(x, dtype) for x in (q, k, v)]
@@ -89,7 +90,7 @@ def test_packed_attention_is_the_attention_of_a_cache(dtype, window):
     for kept in (slice(None), slice(lengths[0] - 1, lengths[0]), slice(lengths[0] - 40, lengths[0]), slice(tokens - 40, tokens),
                  [tokens - 1, lengths[0] - 1, 3]):
         at = np.arange(tokens)[kept]
-        got = run("paged_attention", None,
+        got = run("paged_attention", cached,
                   [as_operand(q[at], dtype), *(as_operand(c, dtype) for c in caches), sequences[at], positions[at], table],
                   (len(at), heads, dim), dtype, {**attrs, "block_size": block}, threads=2)
         assert np.array_equal(got, packed[at])

@@ -6,10 +6,8 @@
 namespace sg::cpu::SG_ISA {
 namespace {
 
-int32_t score() { return cpu_features().amx_bf16 ? 40 : 0; }
-
 int32_t supports_forward(const sg_call *call) {
-  return forward_supported(call) && input(call, 0)->dtype == SG_BF16 ? score() : 0;
+  return forward_supported(call) && input(call, 0)->dtype == SG_BF16 ? AmxArithmetic::score() : 0;
 }
 int32_t run_forward(const sg_call *call) { return Forward<AmxArithmetic, bf16>(call).run(); }
 
@@ -27,7 +25,7 @@ const sg_kernel forward_kernel = {sizeof(sg_kernel),
 SG_REGISTER_KERNEL(forward_kernel);
 
 int32_t supports_backward(const sg_call *call) {
-  return backward_supported(call) && input(call, 1)->dtype == SG_BF16 ? score() : 0;
+  return backward_supported(call) && input(call, 1)->dtype == SG_BF16 ? AmxArithmetic::score() : 0;
 }
 int32_t run_backward(const sg_call *call) { return Backward<AmxArithmetic, bf16>(call).run(); }
 

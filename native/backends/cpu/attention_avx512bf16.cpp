@@ -6,15 +6,8 @@
 namespace sg::cpu::SG_ISA {
 namespace {
 
-// Measured: Intel's cores (Sapphire and Emerald Rapids) issue these dot products at half the rate of fp32
-// multiply-adds, which are then as fast and more exact (score 20); AMD's cores issue both at one rate.
-int32_t score() {
-  if (!cpu_features().avx512_bf16) return 0;
-  return __builtin_cpu_is("amd") ? 30 : 15;
-}
-
 int32_t supports_forward(const sg_call *call) {
-  return forward_supported(call) && input(call, 0)->dtype == SG_BF16 ? score() : 0;
+  return forward_supported(call) && input(call, 0)->dtype == SG_BF16 ? Bf16DotArithmetic::score() : 0;
 }
 int32_t run_forward(const sg_call *call) { return Forward<Bf16DotArithmetic, bf16>(call).run(); }
 
@@ -32,7 +25,7 @@ const sg_kernel forward_kernel = {sizeof(sg_kernel),
 SG_REGISTER_KERNEL(forward_kernel);
 
 int32_t supports_backward(const sg_call *call) {
-  return backward_supported(call) && input(call, 1)->dtype == SG_BF16 ? score() : 0;
+  return backward_supported(call) && input(call, 1)->dtype == SG_BF16 ? Bf16DotArithmetic::score() : 0;
 }
 int32_t run_backward(const sg_call *call) { return Backward<Bf16DotArithmetic, bf16>(call).run(); }
 

@@ -63,14 +63,15 @@ int32_t supports(const sg_call *call) {
 
 size_t workspace(const sg_call *call) {
   const PagedCall paged(call);
-  return paged.integer_bytes + paged_workspace(&paged.call);
+  return paged.integer_bytes + paged_workspace<FloatArithmetic>(&paged.call);
 }
 
 int32_t run(const sg_call *call) {
   if (int32_t status = check_documents(call, input(call, 3), input(call, 0)->shape[0]); status != SG_OK) return status;
   const PagedCall paged(call);
   paged.write(data<const int32_t>(input(call, 3)));
-  return input(call, 0)->dtype == SG_F32 ? Paged<float, float>(&paged.call).run() : Paged<bf16, bf16>(&paged.call).run();
+  return input(call, 0)->dtype == SG_F32 ? Paged<FloatArithmetic, float, float>(&paged.call).run()
+                                         : Paged<FloatArithmetic, bf16, bf16>(&paged.call).run();
 }
 
 constexpr sg_kernel kernel = {

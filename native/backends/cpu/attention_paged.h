@@ -3,9 +3,11 @@
 // Tokens that follow one another in a sequence form blocks, handled like the query blocks of attention_forward.h; a
 // block of few columns (a decoded token) takes the path of attention_few.h. Keys are cut into chunks by absolute
 // position; each chunk's result is merged into the sum of those before it. Chunks of a small block, or of a call's only
-// one, are tasks of their own, so that several cores work on one long sequence. None of these choices changes a bit of any
-// token's result: it depends on the token, its position and the cache alone. A second output, where there is one, is lse as
-// `attention` has it.
+// one, are tasks of their own, so that several cores work on one long sequence. A second output, where there is one, is
+// lse as `attention` has it.
+//
+// Large blocks multiply in arithmetic A, of attention_gemm.h, few columns always in fp32. Where A is fp32 too, none of
+// these choices changes a bit of any token's result: it depends on the token, its position and the cache alone.
 #pragma once
 
 #include "attention_few.h"
@@ -71,16 +73,21 @@ struct PagedShared {
         partials(bump.take<float>(plan.partial_floats())) {}
 };
 
+template <class A>
 struct PagedScratch {
+  using Elem = typename A::Elem;
   Columns columns;
-  float *q, *k, *v, *weights, *logits;     // as in ForwardScratch; q of few columns: rows
+  float *few_q;                            // rows of few columns
+  Elem *q, *k, *v, *weights;               // of large blocks, as in ForwardScratch
+  float *logits;
   float *o, *peak, *total;                 // of all chunks so far
   float *part_o, *part_peak, *part_total;  // of one chunk
   PagedScratch(Bump &bump, const AttentionDims &dims) : columns(bump, dims) {
-    q = bump.take<float>(static_cast<int64_t>(dims.padded_columns) * dims.padded_head_dim);
-    k = bump.take<float>(kKeyBlock * dims.padded_head_dim);
-    v = bump.take<float>(kKeyBlock * dims.padded_value_dim);
-    weights = bump.take<float>(kKeyBlock * kWidth);
+    few_q = bump.take<float>(kFewColumns * dims.padded_head_dim);
+    q = bump.take<Elem>(static_cast<int64_t>(dims.padded_columns) * dims.padded_head_dim);
+    k = bump.take<Elem>(kKeyBlock * dims.padded_head_dim);
+    v = bump.take<Elem>(kKeyBlock * dims.padded_value_dim);
+    weights = bump.take<Elem>(kKeyBlock * kWidth);
     logits = bump.take<float>(kKeyBlock * std::max(kWidth, kFewColumns));
     for (float **x : {&o, &part_o})
       *x = bump.take<float>(static_cast<int64_t>(dims.padded_columns) * dims.padded_value_dim);
@@ -88,17 +95,42 @@ struct PagedScratch {
   }
 };
 
-inline size_t paged_scratch_size(const AttentionDims &dims) {
+template <class A>
+size_t paged_scratch_size(const AttentionDims &dims) {
   Bump bump(nullptr);
-  PagedScratch scratch(bump, dims);
+  PagedScratch<A> scratch(bump, dims);
   return bump.used();
 }
 
-inline size_t paged_workspace(const sg_call *call) {
+template <class A>
+size_t paged_workspace(const sg_call *call) {
   const PagedPlan plan(call);
   Bump bump(nullptr);
   PagedShared shared(bump, plan);
-  return bump.used() + static_cast<size_t>(num_workers(call)) * paged_scratch_size(plan.dims);
+  return bump.used() + static_cast<size_t>(num_workers(call)) * paged_scratch_size<A>(plan.dims);
+}
+
+inline bool is_index(const sg_tensor *t, int rank) {
+  return t != nullptr && t->dtype == SG_I32 && t->rank == rank && is_dense(t);
+}
+
+inline bool paged_supported(const sg_call *call) {
+  const sg_tensor *q = input(call, 0), *k = input(call, 1), *v = input(call, 2), *o = output(call, 0);
+  if (q == nullptr || k == nullptr || v == nullptr || o == nullptr) return false;
+  sg_tensor as_cache = *q;  // q may differ from the caches in dtype and rows alone
+  as_cache.dtype = k->dtype;
+  if (!is_activation(q) || !attention_supported(call, &as_cache, k, v)) return false;
+  if (!is_index(input(call, 3), 1) || !is_index(input(call, 4), 1) || !is_index(input(call, 5), 2)) return false;
+  if (input(call, 3)->shape[0] != q->shape[0] || input(call, 4)->shape[0] != q->shape[0]) return false;
+  if (attr_int(call, "block_size", 0) < 1 || o->dtype != q->dtype || !has_dense_heads(o)) return false;
+  return o->shape[0] == q->shape[0] && o->shape[1] == q->shape[1] && o->shape[2] == v->shape[2];
+}
+
+// Operands in bf16 of a call that may have a large block: what arithmetic in bf16 is for.
+inline bool paged_bf16_supported(const sg_call *call) {
+  if (!paged_supported(call) || input(call, 0)->dtype != SG_BF16 || input(call, 1)->dtype != SG_BF16) return false;
+  const AttentionDims dims(call, input(call, 0), input(call, 1), input(call, 2));
+  return attr_int(call, "lone", 0) == 0 && dims.tokens * dims.group > kFewColumns;
 }
 
 // Adds a chunk's result to that of the chunks before it. Both are given for one column; o runs with stride `ld`.
@@ -116,10 +148,11 @@ inline void merge_factors(float *peak, float *total, float part_peak, float part
   *peak = new_peak;
 }
 
-// T: q and o; C: the caches.
-template <class T, class C>
+// A: the arithmetic of large blocks; T: q and o; C: the caches.
+template <class A, class T, class C>
 class Paged {
  public:
+  using Scratch = PagedScratch<A>;
   explicit Paged(const sg_call *call)
       : call_(call),
         plan_(call),
@@ -137,7 +170,7 @@ class Paged {
     Bump bump(call_->workspace);
     const PagedShared shared(bump, plan_);
     char *scratch = static_cast<char *>(call_->workspace) + bump.used();
-    const size_t scratch_size = paged_scratch_size(dims_);
+    const size_t scratch_size = paged_scratch_size<A>(dims_);
     int64_t num_blocks = 0, num_tasks = 0;
     if (int32_t status = list_blocks(shared.blocks, &num_blocks); status != SG_OK) return status;
     bool split = false;
@@ -151,7 +184,7 @@ class Paged {
     }
     parallel_for(call_, num_tasks * dims_.kv_heads, [&](int64_t task, int worker) {
       Bump worker_bump(scratch + static_cast<size_t>(worker) * scratch_size);
-      PagedScratch s(worker_bump, dims_);
+      Scratch s(worker_bump, dims_);
       const int64_t index = task / dims_.kv_heads;
       const int kv_head = static_cast<int>(task % dims_.kv_heads);
       const PagedTask &t = shared.tasks[index];
@@ -258,17 +291,25 @@ class Paged {
     return ahead;
   }
 
-  void run_task(PagedScratch &s, const PagedShared &shared, const PagedBlock &block, int chunk, int kv_head,
+  void run_task(Scratch &s, const PagedShared &shared, const PagedBlock &block, int chunk, int kv_head,
                 CacheAhead *ahead) {
     s.columns.set(dims_, block.position, block.position + block.count, block.position + block.count);
     const T *rows[kMaxGroup];
     q_.columns(rows, block.token, s.columns.count, kv_head * dims_.group, dims_.group);
     const bool few = plan_.is_few(block);
     if (few) {
-      pack_a(s.q, rows, s.columns.count, s.columns.count, dims_.head_dim, dims_.padded_head_dim);
+      pack_a(s.few_q, rows, s.columns.count, s.columns.count, dims_.head_dim, dims_.padded_head_dim);
     } else {
+      A::begin_task();
       pack_b_transposed(s.q, rows, s.columns.count, s.columns.padded, dims_.head_dim, dims_.padded_head_dim);
     }
+    run_chunks(s, shared, block, chunk, kv_head, few, ahead);
+    if (!few) A::end_task();
+  }
+
+  // Chunk `chunk` of a block that is split, into its place among the partial results, or all chunks of one that is not.
+  void run_chunks(Scratch &s, const PagedShared &shared, const PagedBlock &block, int chunk, int kv_head, bool few,
+                  CacheAhead *ahead) {
     if (chunk >= 0) {
       const auto part = plan_.partial(shared.partials, block, chunk, kv_head);
       s.part_o = part.o, s.part_peak = part.peak, s.part_total = part.total;
@@ -294,7 +335,7 @@ class Paged {
     }
   }
 
-  void run_chunk(PagedScratch &s, const PagedBlock &block, int chunk, int kv_head, bool few, CacheAhead *ahead) {
+  void run_chunk(Scratch &s, const PagedBlock &block, int chunk, int kv_head, bool few, CacheAhead *ahead) {
     const int columns = few ? s.columns.count : s.columns.padded;
     std::fill(s.part_o, s.part_o + static_cast<int64_t>(columns) * dims_.padded_value_dim, 0.0f);
     std::fill(s.part_peak, s.part_peak + columns, kLowestPeak);
@@ -314,9 +355,9 @@ class Paged {
     }
   }
 
-  void run_few(PagedScratch &s, const C *const *keys, const C *const *values, int key, int count, CacheAhead *ahead) {
+  void run_few(Scratch &s, const C *const *keys, const C *const *values, int key, int count, CacheAhead *ahead) {
     const int columns = s.columns.count;
-    few_logits(s.logits, columns, s.q, keys, count, dims_.head_dim, dims_.padded_head_dim, ahead);
+    few_logits(s.logits, columns, s.few_q, keys, count, dims_.head_dim, dims_.padded_head_dim, ahead);
     float shrink[kFewColumns];
     for (int c = 0; c < columns; ++c) {
       float *logits = s.logits + c * kKeyBlock;
@@ -330,21 +371,21 @@ class Paged {
     few_sum(s.part_o, columns, dims_.padded_value_dim, s.logits, shrink, values, count, dims_.value_dim, ahead);
   }
 
-  void run_strips(PagedScratch &s, const C *const *keys, const C *const *values, int key, int count) {
+  void run_strips(Scratch &s, const C *const *keys, const C *const *values, int key, int count) {
     const int padded = static_cast<int>(round_up(count, kPad));
     pack_a(s.k, keys, count, padded, dims_.head_dim, dims_.padded_head_dim);
     pack_a_transposed(s.v, kKeyBlock, values, count, padded, dims_.value_dim, dims_.padded_value_dim);
     for (int strip = 0; strip < s.columns.padded; strip += kWidth) {
       const StripRange range(s.columns, strip, key, padded);
       if (range.empty()) continue;
-      FloatArithmetic::product(s.logits, kWidth, s.k + range.begin * dims_.padded_head_dim, dims_.padded_head_dim,
+      A::product(s.logits, kWidth, s.k + range.begin * dims_.padded_head_dim, dims_.padded_head_dim,
                                s.q + strip * dims_.padded_head_dim, range.size(), dims_.padded_head_dim, false);
       if (dims_.softcap > 0.0f) tanh_rows(s.logits, range.size(), dims_.tanh_factor());
       float *o = s.part_o + strip * dims_.padded_value_dim;
       softmax_strip(s.logits, s.weights, range.size(), dims_.logit_factor(), range.masked,
                     static_cast<float>(key + range.begin), s.columns.low + strip, s.columns.high + strip,
                     s.part_peak + strip, s.part_total + strip, o, dims_.padded_value_dim);
-      FloatArithmetic::product(o, kWidth, s.v + range.begin, kKeyBlock, s.weights, dims_.padded_value_dim, range.size(),
+      A::product(o, kWidth, s.v + range.begin, kKeyBlock, s.weights, dims_.padded_value_dim, range.size(),
                                true);
     }
   }
