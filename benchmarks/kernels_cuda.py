@@ -29,6 +29,7 @@ from surogate_core.bench.ceilings import (  # noqa: E402
 )
 from surogate_core.bench.kernels import cost  # noqa: E402
 from surogate_core.bench.presets import architecture, presets  # noqa: E402
+from surogate_core.ops.low_rank_grad import FACTORS, GRADIENTS  # noqa: E402
 from surogate_core.program import Program  # noqa: E402
 from surogate_core.program.program import Instruction, TensorEntry, dense_strides  # noqa: E402
 
@@ -224,11 +225,14 @@ def _products(t: int, n: int, wide: int, qkv: int, rank: int) -> Iterator[Call]:
 
 
 def _adapters(t: int, widths: tuple[int, ...], rank: int) -> Iterator[Call]:
-    """Gradients of the second half of an adapter's branch, once for each width of an output."""
-    for width in sorted(set(widths)):
-        low, b = ("low", "bf16", (t, rank)), ("b", "bf16", (width, rank))
-        yield ("low_rank_grad", [("dy", "bf16", (t, width)), b, low],
-               [("dlow", "bf16", (t, rank)), ("db", "f32", (width, rank))], {"alpha": 1.0})
+    """Gradients of the second halves of adapters' branches, as a layer has them: q|k|v, o, gate|up, down."""
+    hidden, wide, queries, keys = widths
+    for members in ((queries, keys, keys), (hidden,), (wide, wide), (hidden,)):
+        others = (None,) * (len(FACTORS) - len(members))
+        b = [(name, "bf16", (width, rank)) for name, width in zip(FACTORS, members)]
+        db = [(name, "f32", (width, rank)) for name, width in zip(GRADIENTS, members)]
+        dy, low, dlow = (("dy", "bf16", (t, sum(members))), *((x, "bf16", (t, len(members) * rank)) for x in ("low", "dlow")))
+        yield "low_rank_grad", [dy, low, *b, *others], [dlow, *db, *others], {"alpha": 1.0}
 
 
 def _optimizer(n: int) -> Iterator[Call]:

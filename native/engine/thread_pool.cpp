@@ -12,11 +12,9 @@
 namespace surogate {
 namespace {
 
-// How long a thread looks before it sleeps, in cycles of the time stamp counter. Idle workers bridge the gap between
-// two operators, 4 to 6 microseconds, and then leave their core to others. The caller bridges the tail of the last
-// task: nobody works while it is being woken, so it looks for longer, 20 to 30 microseconds.
-constexpr uint64_t kIdleCycles = 12'000;
-constexpr uint64_t kCallerCycles = 60'000;
+// How long a thread looks before it sleeps. Idle workers bridge the gap between two operators; the caller bridges the
+// tail of the last task.
+constexpr uint64_t kSpinCycles = 12'000;  // of the time stamp counter: 4 to 6 microseconds
 constexpr uint32_t kClosing = UINT32_MAX;
 constexpr int32_t kMaxStretches = 16;  // a job writes a line of memory for each
 
@@ -30,13 +28,13 @@ void futex_wake(std::atomic<uint32_t> &word, int count) {
   syscall(SYS_futex, reinterpret_cast<uint32_t *>(&word), FUTEX_WAKE_PRIVATE, count, nullptr, nullptr, 0);
 }
 
-// True as soon as the word differs from `seen`, false when the time for looking, `cycles`, is over.
-bool spin_until_changed(const std::atomic<uint32_t> &word, uint32_t seen, uint64_t cycles) {
+// True as soon as the word differs from `seen`, false when the time for looking is over.
+bool spin_until_changed(const std::atomic<uint32_t> &word, uint32_t seen) {
   const uint64_t start = __rdtsc();
   do {
     if (word.load(std::memory_order_acquire) != seen) return true;
     _mm_pause();
-  } while (__rdtsc() - start < cycles);
+  } while (__rdtsc() - start < kSpinCycles);
   return false;
 }
 
@@ -98,7 +96,7 @@ void ThreadPool::dispatch(int64_t first_task, uint32_t num_tasks, sg_task_fn bod
 
   uint32_t done = finished_.value.load(std::memory_order_acquire);
   while (done != num_tasks) {
-    if (!spin_until_changed(finished_.value, done, kCallerCycles)) {
+    if (!spin_until_changed(finished_.value, done)) {
       caller_asleep_.value.store(1, std::memory_order_seq_cst);
       done = finished_.value.load(std::memory_order_seq_cst);
       if (done != num_tasks) futex_wait(finished_.value, done);
@@ -140,7 +138,7 @@ void ThreadPool::run_stretch(int32_t stretch, int32_t worker) {
 void ThreadPool::work(int32_t worker) {
   uint32_t seen = 0;
   while (true) {
-    if (!spin_until_changed(epoch_.value, seen, kIdleCycles)) {
+    if (!spin_until_changed(epoch_.value, seen)) {
       workers_asleep_.value.fetch_add(1, std::memory_order_seq_cst);
       futex_wait(epoch_.value, seen);
       workers_asleep_.value.fetch_sub(1, std::memory_order_relaxed);

@@ -4,8 +4,8 @@
 // is what it reads next; whoever is through takes what is left of the others' stretches.
 //
 // Two things decide the design beside that, both about a machine that other processes use as well:
-//   - a thread that waits spins for some microseconds, enough for the next operator of a decoding step or for the last
-//     task to arrive, and then sleeps in the kernel, so that it never keeps a core from whoever could use it;
+//   - a thread that waits spins for a few microseconds, enough for the next operator of a decoding step to arrive,
+//     and then sleeps in the kernel, so that it never keeps a core from whoever could use it;
 //   - the caller waits only for tasks that somebody has begun: a worker that the scheduler keeps away costs its share
 //     of the speed and nothing more.
 #pragma once

@@ -11,8 +11,8 @@ from ..dsl import trace
 from ..errors import TrainingError
 from ..ir.graph import BUFFER, Graph
 from ..passes import (
-    LoraSpec, Recipe, autodiff, dead_code, fuse, fuse_low_rank, fuse_norm_rope, fuse_projections, join_ropes, lora, paged_kv,
-    precision, recompute, widen_products, widened_names,
+    LoraSpec, Recipe, autodiff, dead_code, fuse, fuse_low_rank, fuse_norm_rope, fuse_projections, join_low_rank,
+    join_ropes, lora, paged_kv, precision, recompute, widen_products, widened_names,
 )
 from ..passes.recompute import saved_bytes
 from ..program import EmitOptions, Program, emit
@@ -75,10 +75,10 @@ def training_program(
 
     memory_budget: bytes that the program may hold, weights included, when ``backend`` runs it with ``threads``; None for no
     limit; 0 for the least there is, with everything recomputed, whatever that takes. join_projections: products that read
-    the same input become one, as do the two gradients of a low-rank branch (for a backend that copies weights anyway, and
-    takes rows that lie apart). widen: products of adapters become terms of those that they are added to, for the same
-    backends; such a weight lies where its adapters are beside it. deterministic: False lets attention's backward add in any
-    order. Raises TooLarge, before anything is allocated, when not even full recomputation fits the budget.
+    the same input become one, as do the gradients of low-rank branches side by side (for a backend that copies weights
+    anyway, and takes rows that lie apart). widen: products of adapters become terms of those that they are added to, for the
+    same backends; such a weight lies where its adapters are beside it. deterministic: False lets attention's backward add in
+    any order. Raises TooLarge, before anything is allocated, when not even full recomputation fits the budget.
     """
     def build(saved_budget: int | None) -> TrainPlan:
         graph = trace(model.dsl(), "loss", max_positions)
@@ -97,7 +97,7 @@ def training_program(
         if widen and adapter is not None:
             widen_products(graph, weights.dtypes(graph), recipe.compute)
         if join_projections:
-            fuse_low_rank(graph)
+            join_low_rank(fuse_low_rank(graph))
         if backend != "cpu":  # whose server rounds between the two, and so does its trainer
             fuse_norm_rope(graph)
         if join_projections:

@@ -10,6 +10,7 @@ from .fuse_norm_rope import fuse_norm_rope
 from .fuse_norms import fuse_norms
 from .fuse_projections import fuse_projections
 from .fuse_rope import fuse_rope
+from .join_low_rank import join_low_rank
 from .join_ropes import join_ropes
 from .lora import LoraSpec, lora
 from .paged_kv import paged_kv
@@ -19,6 +20,6 @@ from .widen_products import widen_products, widened_names
 
 __all__ = [
     "BankSpec", "LoraSpec", "RECIPES", "Recipe", "adapter_bank", "autodiff", "bank_names", "dead_code", "feed_tokens",
-    "fuse", "fuse_low_rank", "fuse_norm_rope", "fuse_norms", "fuse_projections", "fuse_rope", "join_ropes", "lora",
-    "paged_kv", "precision", "recompute", "widen_products", "widened_names",
+    "fuse", "fuse_low_rank", "fuse_norm_rope", "fuse_norms", "fuse_projections", "fuse_rope", "join_low_rank",
+    "join_ropes", "lora", "paged_kv", "precision", "recompute", "widen_products", "widened_names",
 ]

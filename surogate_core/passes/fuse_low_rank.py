@@ -1,6 +1,6 @@
 """fuse_low_rank: the two gradients that a low-rank branch takes from dy are made by one op, which reads dy once.
 
-    dlow = alpha dy B, dB += alpha dy^T low    becomes    dlow, dB = low_rank_grad(dy, B, low)
+    dlow = alpha dy B, dB += alpha dy^T low    becomes    dlow, dB = low_rank_grad(dy, low, B)
 
 dy is as wide as the layer and the rest is narrow, so on a device reading dy is nearly all that either product costs. It runs
 after `precision`: the two must read the same dy, in the same dtype.
@@ -11,6 +11,7 @@ from __future__ import annotations
 from .. import ops
 from ..ir.graph import Graph, Node, Region
 from ..ir.spec import check
+from ..ops.low_rank_grad import MOST
 
 ADDEND = 2
 """Index of a linear_input_grad's addend."""
@@ -31,8 +32,9 @@ def _fuse_region(region: Region) -> int:
         if at is None:
             continue
         dy, b, _ = to_input.inputs
-        outputs = (to_input.outputs[0], to_weight.outputs[0])
-        nodes[at] = Node("low_rank_grad", (dy, b, to_weight.inputs[1]), outputs, _attrs(to_input))
+        others = (None,) * (MOST - 1)
+        outputs = (to_input.outputs[0], to_weight.outputs[0], *others)
+        nodes[at] = Node("low_rank_grad", (dy, to_weight.inputs[1], b, *others), outputs, _attrs(to_input))
         nodes[:] = [n for n in nodes if n is not to_input and n is not to_weight]
         count += 1
     return count

@@ -130,9 +130,10 @@ def _low_rank(prepared: Prepared) -> tuple[bool, str]:
     """Whether one op makes both gradients of adapters' second halves, and of how many or why not."""
     if prepared.adapter is None:
         return False, "no adapters are trained"
-    count = sum(i.op == "low_rank_grad" for i in prepared.plan.program.instructions)
-    if count:
-        return True, f"of {count} adapters: the gradients of B and of what it multiplies read dy once"
+    calls = [i for i in prepared.plan.program.instructions if i.op == "low_rank_grad"]
+    if calls:
+        count = sum(name is not None for call in calls for name in call.outputs[1:])
+        return True, f"of {count} adapters in {len(calls)} calls: the gradients of B and of what it multiplies read dy once"
     return False, f"backend {prepared.config.backend} makes the two gradients of an adapter's B branch one after the other"
 
 

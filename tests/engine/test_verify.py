@@ -95,7 +95,7 @@ def test_indices_that_lead_nowhere():
     refused(draft, "waits for instruction 5, which doesn't come before it")
 
 
-def test_what_is_fixed_is_not_written():
+def test_what_is_fixed_is_not_written(fake):
     draft = adding()
     for index, allowed in ((0, True), (3, True), (1, False), (2, False)):
         marked = adding()

@@ -16,6 +16,8 @@ from surogate_core.plugins import get_manager
 
 FEATURES = {"avx2": "avx2", "avx512": "avx512f", "avx512bf16": "avx512bf16", "amx": "amxbf16"}
 """What the CPU kernels of each name ask of the processor."""
+PREFIXES = {"avx512": "avx512f", "avx512bf16": "avx512bf16", "avx512_bf16": "avx512bf16", "amx": "amxbf16"}
+"""And of each name that begins so."""
 
 
 @cache
@@ -31,6 +33,12 @@ def kernels() -> list[dict[str, Any]]:
 def names(op: str, backend: str = "cpu") -> list[str]:
     """The kernels of an op."""
     return [kernel["name"] for kernel in kernels() if (kernel["op"], kernel["backend"]) == (op, backend)]
+
+
+def runs_here(name: str) -> bool:
+    """Whether this processor has the instructions that a CPU kernel of this name is written in."""
+    needed = [feature for prefix, feature in PREFIXES.items() if name.startswith(prefix)]
+    return all(engine.cpu_features()[feature] for feature in needed)
 
 
 def usable(op: str, among: tuple[str, ...] = ("avx2", "avx512", "avx512bf16")) -> list[str]:

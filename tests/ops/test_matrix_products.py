@@ -17,7 +17,8 @@ QUANTISED = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k", "q5_k", "q6_k")
 
 
 def names(op: str, ending: str = "") -> list[str]:
-    return [name for name in backends.names(op) if name.endswith(ending)]
+    """Of kernels that this processor runs."""
+    return [name for name in backends.names(op) if name.endswith(ending) and backends.runs_here(name)]
 
 
 def weight(rng, dtype: str, rows: int, width: int):

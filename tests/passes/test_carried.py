@@ -13,7 +13,7 @@ from surogate_core.ir import Graph
 from surogate_core.ir.spec import SpecError, check
 from surogate_core.model import LoadedModel
 from surogate_core.passes import (
-    LoraSpec, autodiff, dead_code, feed_tokens, fuse, fuse_low_rank, fuse_projections, lora, paged_kv, precision,
+    LoraSpec, autodiff, dead_code, feed_tokens, fuse, fuse_low_rank, fuse_projections, join_low_rank, lora, paged_kv, precision,
     recompute, widen_products,
 )
 from surogate_core.passes.precision import RECIPES
@@ -41,7 +41,7 @@ def planned(loaded, adapter=None, join=False, recipe="fp32", share: float | None
         fuse_projections(graph, dtypes, adapter is None or not adapter.dropout)
     precision(fuse(autodiff(graph)), RECIPES[recipe])
     if join:
-        fuse_low_rank(widen_products(graph, dtypes, "f32"))
+        join_low_rank(fuse_low_rank(widen_products(graph, dtypes, "f32")))
     if share is not None:
         recompute(graph, int(share * saved_bytes(graph, BINDINGS)), BINDINGS)
     return dead_code(graph)

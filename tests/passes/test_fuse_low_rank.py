@@ -100,7 +100,7 @@ class TestWhatIsFused:
         place = min(nodes.index(to_input), nodes.index(to_weight))
         fuse_low_rank(graph)
         assert nodes[place].op == "low_rank_grad"
-        assert nodes[place].outputs == (to_input.outputs[0], to_weight.outputs[0])
+        assert nodes[place].outputs == (to_input.outputs[0], to_weight.outputs[0], None, None, None)
 
     def test_where_the_later_of_them_stood_if_low_is_made_in_between(self, pair):
         graph, nodes, to_input, to_weight = pair

@@ -55,7 +55,7 @@ def test_the_plan_says_what_is_joined(root, joining):
     assert "on   projections joined: attn.q_k_v, attn.q_k_v.lora_a, mlp.gate_up, mlp.gate_up.lora_a: each is" in text
     assert "fuse_projections(4 products)" in text
     layers = len(prepared.plan.graph.layers)
-    assert f"on   low-rank gradients in one reading: of {7 * layers} adapters: the gradients of B and" in text
+    assert f"on   low-rank gradients in one reading: of {7 * layers} adapters in {4 * layers} calls: the" in text
 
 
 def test_the_plan_says_why_nothing_is_joined(root):

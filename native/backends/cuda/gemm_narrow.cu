@@ -10,9 +10,12 @@
 // % 4,
 //   A holds rows g, g + 8 and terms (2t, 2t+1), (2t+8, 2t+9); B holds column g and the same terms;
 //   D holds rows g, g + 8 and columns 2t, 2t+1.
-// Sums that warps or blocks share are added in a fixed order that depends on the shape alone.
+// Sums that warps or blocks share are added in a fixed order that depends on the shape alone. What a block reads first is on
+// its way to the cache before the kernel ahead has ended.
 #include "gemm_narrow.h"
 #include "kernel.cuh"
+#include "prefetch.cuh"
+#include "vectors.cuh"
 
 namespace sg::cuda {
 namespace {
@@ -54,6 +57,10 @@ struct NarrowProduct {
   bool add_c;
 };
 
+__device__ inline int rows_from(int64_t first, int64_t end, int most) {
+  return static_cast<int>(end - first < most ? end - first : most);
+}
+
 // ---- expand. A warp makes 16 rows; a block of 8 warps 128 rows and kExpandColumns columns.
 constexpr int kExpandThreads = 256;
 constexpr int kExpandRows = 128;
@@ -90,6 +97,7 @@ __global__ void __launch_bounds__(kExpandThreads)
     expand_kernel(NarrowProduct p, const bf16 *a, const bf16 *b, const D *c, D *d) {
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const int64_t first_row = static_cast<int64_t>(blockIdx.y) * kExpandRows + threadIdx.x / 32 * 16;
+  wait_for_kernels_ahead();
   if (first_row >= p.m) return;
   const int64_t row[2] = {first_row + g, first_row + g + 8};
   uint2 left[steps][2];
@@ -204,6 +212,9 @@ __global__ void __launch_bounds__(kShrinkThreads, 1)
   __shared__ float parts[kShrinkWarps][kShrinkRows][16];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const int64_t first_row = static_cast<int64_t>(blockIdx.x) * kShrinkRows;
+  constexpr int kFirstBytes = 2048;  // of a row
+  bring_rows<kShrinkThreads, kFirstBytes>(a + first_row * p.lda, 2 * p.lda, rows_from(first_row, p.m, kShrinkRows), 2 * p.k);
+  wait_for_kernels_ahead();
   float sum[2][2 * pairs][4] = {};
   shrink_sums<pairs, transpose_b>(p, a, b, first_row, sum);
 #pragma unroll
@@ -287,6 +298,9 @@ __global__ void __launch_bounds__(kGatherThreads, tiles <= 2 ? 2 : 1) gather_ker
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const int64_t first_column = static_cast<int64_t>(blockIdx.x) * kGatherColumns;
   const int64_t begin = blockIdx.y * p.part, end = begin + p.part < p.k ? begin + p.part : p.k;
+  bring_rows<kGatherThreads, 2 * kGatherColumns>(p.wide + begin * p.wide_stride + first_column, 2 * p.wide_stride,
+                                                 rows_from(begin, end, 32 * kGatherWarps), 2 * (p.columns - first_column));
+  wait_for_kernels_ahead();
   float sum[tiles][8][4] = {};
   gather_sums<tiles>(p, first_column, begin, end, sum);
   float *to = partial + static_cast<int64_t>(blockIdx.y) * (16 * tiles) * p.columns;
@@ -320,10 +334,12 @@ template <class D>
 __global__ void __launch_bounds__(256)
     add_parts_kernel(const float *partial, int parts, bool turned, NarrowProduct p, const D *c, D *d) {
   const int64_t index = static_cast<int64_t>(blockIdx.x) * 256 + threadIdx.x;
+  wait_for_kernels_ahead();
   if (index >= p.m * p.n) return;
   const int64_t i = index / p.n, j = index % p.n;
   const float *from = partial + (turned ? j * p.m + i : index);
   float total = 0.0f;
+#pragma unroll 8
   for (int s = 0; s < parts; ++s) total += from[s * p.m * p.n];
   total *= p.alpha;
   if (p.add_c) total += p.beta * to_float(c[i * p.ldc + j]);
@@ -371,10 +387,10 @@ void run_gather(const GemmProblem &q, const NarrowProduct &p, const bf16 *a, con
                               ceil_div(ceil_div(q.k, parts), 32) * 32};
   const dim3 grid(static_cast<unsigned>(ceil_div(columns, kGatherColumns)), static_cast<unsigned>(parts));
   with_tiles(rows ? q.m : q.n, [&](auto tiles) {
-    gather_kernel<decltype(tiles)::value><<<grid, kGatherThreads, 0, stream>>>(product, partial);
+    launch_ahead(stream, grid, kGatherThreads, 0, gather_kernel<decltype(tiles)::value>, product, partial);
   });
   const auto blocks = static_cast<unsigned>(ceil_div(q.m * q.n, 256));
-  add_parts_kernel<D><<<blocks, 256, 0, stream>>>(partial, static_cast<int>(parts), !rows, p, c, d);
+  launch_ahead(stream, blocks, 256, 0, add_parts_kernel<D>, partial, static_cast<int>(parts), !rows, p, c, d);
 }
 
 template <bool transpose_b, class D>
@@ -384,12 +400,12 @@ void run_wide(const GemmProblem &q, const NarrowProduct &p, const bf16 *a, const
     const dim3 grid(static_cast<unsigned>(ceil_div(q.n, kExpandColumns)),
                     static_cast<unsigned>(ceil_div(q.m, kExpandRows)));
     with_tiles(q.k, [&](auto tiles) {
-      expand_kernel<decltype(tiles)::value, transpose_b, D><<<grid, kExpandThreads, 0, stream>>>(p, a, b, c, d);
+      launch_ahead(stream, grid, kExpandThreads, 0, expand_kernel<decltype(tiles)::value, transpose_b, D>, p, a, b, c, d);
     });
   } else {
     const auto blocks = static_cast<unsigned>(ceil_div(q.m, kShrinkRows));
     with_tiles(q.n, [&](auto tiles) {
-      shrink_kernel<decltype(tiles)::value, transpose_b, D><<<blocks, kShrinkThreads, 0, stream>>>(p, a, b, c, d);
+      launch_ahead(stream, blocks, kShrinkThreads, 0, shrink_kernel<decltype(tiles)::value, transpose_b, D>, p, a, b, c, d);
     });
   }
 }

@@ -1,8 +1,9 @@
-// low_rank_grad: what the second half of a low-rank branch hands back, with R a few dozen at most,
+// low_rank_grad: what the second halves of low-rank branches hand back, with R a few dozen at most; for each branch
 //
 //   dlow[T, R] = alpha dy[T, N] b[N, R]        db[N, R] += alpha dy^T low[T, R]
 //
-// 4 T N R FLOPs; floor: the bytes of dy, once. `one_pass` reads dy once, in bf16, for R of 8 to 64. A block walks down
+// 4 T N R FLOPs; floor: the bytes of dy, once. On compute capability 9.0 that is `tiles` (low_rank_grad_tiles.cu); here is
+// what runs everywhere, a branch at a time. `one_pass` reads dy once, in bf16, for R of 8 to 64. A block walks down
 // a strip of rows of a chunk of columns, 16 rows at a time, which come to shared memory several steps ahead. Each warp
 // has some of the chunk's columns: their rows of b lie in its registers from the start, their rows of db's sums until
 // the end, and what they give to 16 rows of dlow is added up over the warps in shared memory. Blocks of strips below
@@ -13,12 +14,14 @@
 // way to the cache before the kernel ahead has ended, and so is db.
 //
 // Everything else is two products of the library (`cublaslt`).
+#include <algorithm>
 #include <memory>
 #include <new>
 #include <string>
 
 #include "gemm.h"
 #include "gemm_kernels.h"
+#include "low_rank_call.h"
 #include "low_rank_one_pass.cuh"
 
 namespace sg::cuda {
@@ -26,53 +29,27 @@ namespace {
 
 using namespace low_rank;
 
-int64_t row_stride(const sg_tensor *t) { return t->shape[0] <= 1 ? t->shape[1] : t->strides[0]; }
-
-bool is_matrix(const sg_tensor *t, int64_t rows, int64_t columns, int32_t dtype) {
-  return t != nullptr && t->rank == 2 && t->dtype == dtype && t->shape[0] == rows && t->shape[1] == columns &&
-         has_dense_rows(t);
-}
-
-struct Call {
-  const sg_tensor *dy, *b, *low, *dlow, *db;
-  int64_t tokens, features, rank;
-};
-
-// False where no kernel here can run it: dy, b, low and dlow are all bf16 or all f32.
-bool read_call(const sg_call *call, Call *c) {
-  if (call->num_inputs != 3 || call->num_outputs != 2) return false;
-  *c = {input(call, 0), input(call, 1), input(call, 2), output(call, 0), output(call, 1), 0, 0, 0};
-  if (c->dy == nullptr || c->b == nullptr || c->dy->rank != 2 || c->b->rank != 2 || !is_activation(c->dy)) return false;
-  c->tokens = c->dy->shape[0], c->features = c->dy->shape[1], c->rank = c->b->shape[1];
-  const int32_t dtype = c->dy->dtype;
-  return is_matrix(c->dy, c->tokens, c->features, dtype) && is_matrix(c->b, c->features, c->rank, dtype) &&
-         is_matrix(c->low, c->tokens, c->rank, dtype) && is_matrix(c->dlow, c->tokens, c->rank, dtype) &&
-         is_matrix(c->db, c->features, c->rank, SG_F32);
-}
-
-float alpha_of(const sg_call *call) { return static_cast<float>(attr_float(call, "alpha", 1.0)); }
-
 // ---- two products
 
-GemmProblem low_problem(const Call &c) {
+GemmProblem low_problem(const Branch &c) {
   GemmProblem p;
   p.m = c.tokens, p.n = c.rank, p.k = c.features;
-  p.ab_dtype = p.d_dtype = c.dy->dtype;
+  p.ab_dtype = p.d_dtype = c.dy.dtype;
   p.lda = row_stride(c.dy), p.ldb = row_stride(c.b), p.ldc = p.ldd = row_stride(c.dlow);
   return p;
 }
 
-GemmProblem weight_problem(const Call &c) {
+GemmProblem weight_problem(const Branch &c) {
   GemmProblem p;
   p.m = c.features, p.n = c.rank, p.k = c.tokens;
   p.transpose_a = p.add_c = true;
-  p.ab_dtype = c.dy->dtype, p.d_dtype = SG_F32;
+  p.ab_dtype = c.dy.dtype, p.d_dtype = SG_F32;
   p.lda = row_stride(c.dy), p.ldb = row_stride(c.low), p.ldc = p.ldd = row_stride(c.db);
   return p;
 }
 
 struct Products {
-  std::unique_ptr<Gemm> low, weight;
+  std::unique_ptr<Gemm> low[kMostBranches], weight[kMostBranches];
 };
 
 int32_t products_supports(const sg_call *call) {
@@ -83,19 +60,27 @@ int32_t products_supports(const sg_call *call) {
 size_t products_workspace(const sg_call *call) {
   Call c;
   if (!read_call(call, &c)) return 0;
-  const size_t low = gemm_workspace_bytes(low_problem(c)), weight = gemm_workspace_bytes(weight_problem(c));
-  return low < weight ? weight : low;
+  size_t most = 0;
+  for (int i = 0; i < c.branches; ++i) {
+    const Branch &branch = c.branch[i];
+    most = std::max({most, gemm_workspace_bytes(low_problem(branch)), gemm_workspace_bytes(weight_problem(branch))});
+  }
+  return most;
 }
 
 int32_t products_prepare(const sg_call *call, void **state) {
   Call c;
   if (!read_call(call, &c)) return fail(call, "%s: operands changed since the kernel was chosen", call->op);
-  std::string error;
-  Products products{Gemm::plan(low_problem(c), nullptr, &error), nullptr};
-  if (products.low != nullptr) products.weight = Gemm::plan(weight_problem(c), nullptr, &error);
-  if (products.weight == nullptr) return fail(call, "%s", error.c_str());
-  *state = new (std::nothrow) Products(std::move(products));
-  return *state == nullptr ? fail(call, "%s: out of memory", call->op) : SG_OK;
+  std::unique_ptr<Products> products(new (std::nothrow) Products);
+  if (products == nullptr) return fail(call, "%s: out of memory", call->op);
+  for (int i = 0; i < c.branches; ++i) {
+    std::string error;
+    products->low[i] = Gemm::plan(low_problem(c.branch[i]), nullptr, &error);
+    if (products->low[i] != nullptr) products->weight[i] = Gemm::plan(weight_problem(c.branch[i]), nullptr, &error);
+    if (products->weight[i] == nullptr) return fail(call, "%s", error.c_str());
+  }
+  *state = products.release();
+  return SG_OK;
 }
 
 void products_release(void *state) { delete static_cast<Products *>(state); }
@@ -105,11 +90,16 @@ int32_t products_run(const sg_call *call) {
   if (!read_call(call, &c)) return fail(call, "%s: operands changed since the kernel was chosen", call->op);
   const auto *products = static_cast<const Products *>(call->state);
   const float alpha = alpha_of(call);
-  const int32_t result = products->low->run(call, alpha, c.dy->data, c.b->data, nullptr, c.dlow->data, nullptr,
-                                            call->workspace);
-  if (result != SG_OK) return result;
-  return products->weight->run(call, alpha, c.dy->data, c.low->data, c.db->data, c.db->data, nullptr,
-                               call->workspace);
+  for (int i = 0; i < c.branches; ++i) {
+    const Branch &b = c.branch[i];
+    const int32_t result = products->low[i]->run(call, alpha, b.dy.data, b.b.data, nullptr, b.dlow.data, nullptr,
+                                                 call->workspace);
+    if (result != SG_OK) return result;
+    const int32_t other = products->weight[i]->run(call, alpha, b.dy.data, b.low.data, b.db.data, b.db.data, nullptr,
+                                                   call->workspace);
+    if (other != SG_OK) return other;
+  }
+  return SG_OK;
 }
 
 // ---- one pass
@@ -121,7 +111,7 @@ struct Cut {
   int64_t parts_each;  // of db, of a cluster
 };
 
-Cut cut(const Call &c) {
+Cut cut(const Branch &c) {
   Cut k;
   k.tiles = static_cast<int>(c.rank / 8);
   k.chunks = ceil_div(c.features, chunk_columns(k.tiles));
@@ -148,22 +138,28 @@ void with_tiles(int wanted, Launch &&launch) {
 
 int32_t one_pass_supports(const sg_call *call) {
   Call c;
-  if (!read_call(call, &c) || c.dy->dtype != SG_BF16 || c.tokens == 0 || c.features == 0) return 0;
-  if (c.rank % 8 != 0 || c.rank == 0 || c.rank > 8 * kMostTiles || c.features % 8 != 0) return 0;
-  if (c.tokens > INT32_MAX / 2 || c.features > INT32_MAX / 2) return 0;
-  if (row_stride(c.dy) % 8 != 0 || row_stride(c.low) % 8 != 0) return 0;
-  if (row_stride(c.dlow) % 2 != 0 || row_stride(c.db) % 2 != 0) return 0;
+  if (!read_call(call, &c) || c.branch[0].dy.dtype != SG_BF16 || c.tokens == 0 || c.tokens > INT32_MAX / 2) return 0;
+  if (c.rank % 8 != 0 || c.rank == 0 || c.rank > 8 * kMostTiles) return 0;
+  for (int i = 0; i < c.branches; ++i) {
+    const Branch &branch = c.branch[i];
+    if (branch.features == 0 || branch.features % 8 != 0 || branch.features > INT32_MAX / 2) return 0;
+    if (row_stride(branch.db) % 2 != 0) return 0;
+  }
+  const Branch &any = c.branch[0];
+  if (row_stride(any.dy) % 8 != 0 || row_stride(any.low) % 8 != 0 || row_stride(any.dlow) % 2 != 0) return 0;
   return device().shared_memory >= kSharedBytes ? 20 : 0;
 }
 
 size_t one_pass_workspace(const sg_call *call) {
   Call c;
   if (!read_call(call, &c)) return 0;
-  const Cut k = cut(c);
-  return static_cast<size_t>(k.chunks * k.low_floats + k.clusters * k.parts_each * k.weight_floats) * sizeof(float);
+  int64_t most = 0;
+  for (int i = 0; i < c.branches; ++i) {
+    const Cut k = cut(c.branch[i]);
+    most = std::max(most, k.chunks * k.low_floats + k.clusters * k.parts_each * k.weight_floats);
+  }
+  return static_cast<size_t>(most) * sizeof(float);
 }
-
-bool is_aligned(const sg_tensor *t, uintptr_t bytes) { return reinterpret_cast<uintptr_t>(t->data) % bytes == 0; }
 
 void launch_one_pass(const sg_call *call, const Cut &k, const Operands &operands, cudaError_t *error) {
   const dim3 grid(static_cast<unsigned>(k.chunks), static_cast<unsigned>(k.strips));
@@ -180,40 +176,35 @@ void launch_one_pass(const sg_call *call, const Cut &k, const Operands &operands
   });
 }
 
-void launch_add_parts(const sg_call *call, const Call &c, const Cut &k, const float *low_parts,
-                      const float *weight_parts) {
-  const auto parts = [&](const float *first, int64_t floats, int64_t count, int64_t each, int64_t rows,
-                         const sg_tensor *to) {
-    const int64_t fours = floats / 4;
-    return Parts{reinterpret_cast<const float4 *>(first), fours, row_stride(to), static_cast<int>(count),
-                 static_cast<int>(each), k.tiles, static_cast<int>(rows), static_cast<int>(ceil_div(fours, kFours))};
-  };
-  const Parts low = parts(low_parts, k.low_floats, k.chunks, 1, c.tokens, c.dlow);
-  const Parts weight = parts(weight_parts, k.weight_floats, k.clusters, k.parts_each, c.features, c.db);
-  launch_ahead(call, static_cast<unsigned>(low.blocks + weight.blocks), kThreads, 0, add_parts_kernel, low, weight,
-               alpha_of(call), data<bf16>(c.dlow), data<float>(c.db));
-}
-
-int32_t one_pass_run(const sg_call *call) {
-  Call c;
-  if (!read_call(call, &c)) return fail(call, "%s: operands changed since the kernel was chosen", call->op);
+int32_t one_pass_branch(const sg_call *call, const Branch &c) {
   if (is_aligned(c.dy, 16) && is_aligned(c.low, 16) && is_aligned(c.dlow, 4) && is_aligned(c.db, 8)) {
     const Cut k = cut(c);
     float *low_parts = static_cast<float *>(call->workspace), *weight_parts = low_parts + k.chunks * k.low_floats;
-    const Operands operands{data<bf16>(c.dy), data<bf16>(c.b), data<bf16>(c.low), low_parts, weight_parts,
+    const Operands operands{data<bf16>(&c.dy), data<bf16>(&c.b), data<bf16>(&c.low), low_parts, weight_parts,
                             row_stride(c.dy), row_stride(c.b), row_stride(c.low), static_cast<int>(c.tokens),
                             static_cast<int>(c.features), static_cast<int>(k.strip),
                             2 * c.tokens * c.features > kCacheBytes};
     cudaError_t error = cudaSuccess;
     launch_one_pass(call, k, operands, &error);
     if (error != cudaSuccess) return fail(call, "%s: CUDA: %s", call->op, cudaGetErrorString(error));
-    launch_add_parts(call, c, k, low_parts, weight_parts);
+    SumList sums;
+    sums.add_low(low_parts, k.low_floats / 4, k.chunks, c);
+    sums.add_weight(weight_parts, k.weight_floats / 4, k.clusters, k.parts_each, c);
+    launch_add_parts(call, sums);
   } else {  // rows that are whole packs, but begin within one
-    const float alpha = alpha_of(call);
-    tiled_gemm(low_problem(c), alpha, c.dy->data, c.b->data, 0.0f, c.dlow->data, c.dlow->data, nullptr, stream(call));
-    tiled_gemm(weight_problem(c), alpha, c.dy->data, c.low->data, 1.0f, c.db->data, c.db->data, nullptr, stream(call));
+    run_tiled(call, c);
   }
   return launched(call);
+}
+
+int32_t one_pass_run(const sg_call *call) {
+  Call c;
+  if (!read_call(call, &c)) return fail(call, "%s: operands changed since the kernel was chosen", call->op);
+  for (int i = 0; i < c.branches; ++i) {
+    const int32_t result = one_pass_branch(call, c.branch[i]);
+    if (result != SG_OK) return result;
+  }
+  return SG_OK;
 }
 
 constexpr sg_kernel products() {
@@ -230,4 +221,12 @@ SG_REGISTER_KERNEL(low_rank_grad_products);
 SG_REGISTER_KERNEL(low_rank_grad_one_pass);
 
 }  // namespace
+
+void low_rank::run_tiled(const sg_call *call, const Branch &c) {
+  const float alpha = alpha_of(call);
+  const void *dy = c.dy.data;
+  tiled_gemm(low_problem(c), alpha, dy, c.b.data, 0.0f, c.dlow.data, c.dlow.data, nullptr, stream(call));
+  tiled_gemm(weight_problem(c), alpha, dy, c.low.data, 1.0f, c.db.data, c.db.data, nullptr, stream(call));
+}
+
 }  // namespace sg::cuda

@@ -1,21 +1,18 @@
 // The two kernels of low_rank_grad's `one_pass`; low_rank_grad.cu says how they share the work.
-//
-// Parts lie as mma's results do: 16 x 8 tiles of 128 floats, four of each lane (see attention_ptx.cuh).
 #pragma once
 
 #include "attention_ptx.cuh"
 #include "cluster.cuh"
+#include "low_rank_parts.cuh"
 #include "prefetch.cuh"
 
 namespace sg::cuda::low_rank {
 
-constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
 constexpr int kRows = 16;               // of a step: the depth of one mma
 constexpr int kLeastRows = 64;          // of a strip
 constexpr int kSharedBytes = 96 << 10;  // what a block may have on every device; two fit on Hopper
 constexpr int kMostTiles = 8;
-constexpr int64_t kCacheBytes = 32 << 20;  // a dy beyond this leaves the second-level cache to the parts
 
 // By R / 8: two blocks fit a multiprocessor or one; how many there are, about: all of them run at once on a large
 // device; and how many are a cluster. Clusters of one block a multiprocessor would have to be small to fill a device.
@@ -54,22 +51,6 @@ struct Operands {
   int tokens, features, strip;      // strip: rows of one block, a multiple of kRows; the last ones may have none
   bool goes_first;                  // dy, out of the cache
 };
-
-// What copy_async_16 does, with a say in how long the second-level cache keeps it.
-__device__ inline void copy_async_by(uint64_t policy, uint32_t to, const void *from, bool valid) {
-  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;\n" ::"r"(to), "l"(from),
-               "r"(valid ? 16 : 0), "l"(policy)
-               : "memory");
-}
-__device__ inline uint64_t cache_policy(bool goes_first) {
-  uint64_t policy;
-  if (goes_first) {
-    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-  } else {
-    asm volatile("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
-  }
-  return policy;
-}
 
 // Where a step keeps 8 neighbouring elements of a row of dy: rows that are read together are in different banks.
 template <int tiles>
@@ -171,10 +152,6 @@ __device__ inline void multiply_step(uint32_t step, const uint32_t (&b)[Layout<t
 #pragma unroll
     for (int j = 0; j < tiles; ++j) multiply_fragments(weight[m][j], left, right[j][0], right[j][1]);
   }
-}
-
-__device__ inline void add(float4 &total, const float4 &part) {
-  total.x += part.x, total.y += part.y, total.z += part.z, total.w += part.w;
 }
 
 // The warps' sums for 16 rows of dlow, added in their order.
@@ -321,83 +298,6 @@ __global__ void __launch_bounds__(kThreads, blocks_at_once(tiles)) one_pass_kern
     add_warps<tiles>(sums + (count - 1) % 2 * kWarps * L::kSums, low_parts);
   }
   leave_weight<tiles>(p, weight, shared);
-}
-
-// One of the two outputs as `count` sums, each of which is `each` parts where no cluster has added them.
-struct Parts {
-  const float4 *first;
-  int64_t fours, stride;  // of a part, and from row to row of the output
-  int count, each, tiles;  // tiles: side by side
-  int rows, blocks;
-};
-
-constexpr int kFours = 64;                  // that a block of the second kernel adds
-constexpr int kGroups = kThreads / kFours;  // of parts, so that all reads are under way at once
-constexpr int kBatch = 8;                   // parts that a thread reads at once
-
-// Every kGroups-th sum of place `at`.
-__device__ inline float4 add_group(const Parts &parts, int64_t at, int group) {
-  const float4 *from = parts.first + at;
-  float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-  for (int first = group; first < parts.count; first += kGroups * kBatch) {
-    float4 read[kBatch];
-#pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      const int index = first + i * kGroups;
-      read[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-      if (index < parts.count) read[i] = from[index * parts.each * parts.fours];
-    }
-#if __CUDA_ARCH__ < 900  // elsewhere each is 1
-    for (int part = 1; part < parts.each; ++part) {
-#pragma unroll
-      for (int i = 0; i < kBatch; ++i) {
-        const int index = first + i * kGroups;
-        if (index < parts.count) add(read[i], from[(index * parts.each + part) * parts.fours]);
-      }
-    }
-#endif
-#pragma unroll
-    for (int i = 0; i < kBatch; ++i) add(sum, read[i]);
-  }
-  return sum;
-}
-
-__global__ void __launch_bounds__(kThreads, 4)
-    add_parts_kernel(const Parts low, const Parts weight, float alpha, bf16 *dlow, float *db) {
-  __shared__ float4 sums[kGroups][kFours];
-  const bool is_low = static_cast<int>(blockIdx.x) < low.blocks;
-  const Parts parts = is_low ? low : weight;
-  const int mine = threadIdx.x % kFours, group = threadIdx.x / kFours;
-  const int64_t at = static_cast<int64_t>(is_low ? blockIdx.x : blockIdx.x - low.blocks) * kFours + mine;
-  const int lane = at % 32, tile = static_cast<int>(at / 32);
-  const int row = tile / parts.tiles * 16 + lane / 4, column = tile % parts.tiles * 8 + 2 * (lane % 4);
-  const bool finishes = group == 0 && at < parts.fours, has_two = row + 8 < parts.rows;
-  const int64_t to = row * parts.stride + column;
-  float2 *first = reinterpret_cast<float2 *>(db + to), *second = reinterpret_cast<float2 *>(db + to + 8 * parts.stride);
-  if (finishes && !is_low && row < parts.rows) {
-    bring_closer(first);
-    if (has_two) bring_closer(second);
-  }
-  wait_for_kernels_ahead();
-  float2 before[2] = {};
-  if (finishes && !is_low) {
-    if (row < parts.rows) before[0] = *first;
-    if (has_two) before[1] = *second;
-  }
-  float4 sum = at < parts.fours ? add_group(parts, at, group) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-  sums[group][mine] = sum;
-  __syncthreads();
-  if (!finishes) return;
-#pragma unroll
-  for (int i = 1; i < kGroups; ++i) add(sum, sums[i][mine]);
-  sum = make_float4(alpha * sum.x, alpha * sum.y, alpha * sum.z, alpha * sum.w);
-  if (is_low) {
-    if (row < parts.rows) *reinterpret_cast<uint32_t *>(dlow + to) = pack_bf16(sum.x, sum.y);
-    if (has_two) *reinterpret_cast<uint32_t *>(dlow + to + 8 * parts.stride) = pack_bf16(sum.z, sum.w);
-    return;
-  }
-  if (row < parts.rows) *first = make_float2(before[0].x + sum.x, before[0].y + sum.y);
-  if (has_two) *second = make_float2(before[1].x + sum.z, before[1].y + sum.w);
 }
 
 }  // namespace sg::cuda::low_rank

@@ -30,16 +30,19 @@ bool can_map_tiles(const sg_tensor *matrix) {
          row_bytes(matrix) % 16 == 0 && encoder() != nullptr;
 }
 
-bool map_tiles(const sg_tensor *matrix, int rows, CUtensorMap *map) {
+bool map_tiles(const sg_tensor *matrix, int rows, CUtensorMap *map, int tile_row_bytes) {
   const Encode encode = encoder();
   if (encode == nullptr) return false;
   const auto type = matrix->dtype == SG_F32 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
   const cuuint64_t sizes[2] = {static_cast<cuuint64_t>(matrix->shape[1]), static_cast<cuuint64_t>(matrix->shape[0])};
   const cuuint64_t strides[1] = {static_cast<cuuint64_t>(row_bytes(matrix))};
-  const cuuint32_t box[2] = {static_cast<cuuint32_t>(128 / element_bytes(matrix)), static_cast<cuuint32_t>(rows)};
+  const cuuint32_t box[2] = {static_cast<cuuint32_t>(tile_row_bytes / element_bytes(matrix)), static_cast<cuuint32_t>(rows)};
   const cuuint32_t steps[2] = {1, 1};
+  const auto swizzle = tile_row_bytes == 128  ? CU_TENSOR_MAP_SWIZZLE_128B
+                       : tile_row_bytes == 64 ? CU_TENSOR_MAP_SWIZZLE_64B
+                                              : CU_TENSOR_MAP_SWIZZLE_32B;
   return encode(map, type, 2, matrix->data, sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
                 CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 

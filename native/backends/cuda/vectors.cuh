@@ -121,17 +121,22 @@ inline cudaLaunchAttribute launch_ahead_attribute() {
 }
 // Launches a kernel whose threads call wait_for_kernels_ahead(). Errors are those that `launched` reports.
 template <class... Parameters, class... Arguments>
-inline void launch_ahead(const sg_call *call, dim3 blocks, dim3 threads, size_t shared_bytes,
-                         void (*kernel)(Parameters...), Arguments... arguments) {
+inline void launch_ahead(cudaStream_t on, dim3 blocks, dim3 threads, size_t shared_bytes, void (*kernel)(Parameters...),
+                         Arguments... arguments) {
   cudaLaunchAttribute ahead = launch_ahead_attribute();
   cudaLaunchConfig_t config{};
   config.gridDim = blocks;
   config.blockDim = threads;
   config.dynamicSmemBytes = shared_bytes;
-  config.stream = stream(call);
+  config.stream = on;
   config.attrs = &ahead;
   config.numAttrs = device().architecture >= 90 ? 1 : 0;
   cudaLaunchKernelEx(&config, kernel, arguments...);
+}
+template <class... Parameters, class... Arguments>
+inline void launch_ahead(const sg_call *call, dim3 blocks, dim3 threads, size_t shared_bytes,
+                         void (*kernel)(Parameters...), Arguments... arguments) {
+  launch_ahead(stream(call), blocks, threads, shared_bytes, kernel, arguments...);
 }
 #endif
 
