@@ -53,7 +53,7 @@ struct TileMaps {
 // sums of db.
 template <int RANK>
 struct TileLayout {
-  static constexpr int kTiles = 128 / RANK;                     // of 64 columns, of a chunk
+  static constexpr int kTiles = 128 / RANK;                    // of 64 columns, of a chunk
   static constexpr int kColumns = kTile * kTiles;
   static constexpr int kNarrowRow = 2 * RANK;                  // bytes of a row of b and of low
   static constexpr int kFactorBytes = kColumns * kNarrowRow;   // the chunk's rows of b
@@ -64,8 +64,8 @@ struct TileLayout {
   static constexpr int kLows = kRowTiles + 1;
   static constexpr int kBarrierBytes = (2 * kStages + kLows + 1) * 8;
   static constexpr int kBytes = kStages * kTileBytes + kLows * kLowBytes + kFactorBytes + kBarrierBytes;
-  static constexpr int kPacks = kColumns / 8;                    // of 16 bytes, in a row of the chunk
-  static constexpr int kRowsAtOnce = kWarpgroup / kPacks;        // that the copying threads bring
+  static constexpr int kPacks = kColumns / 8;                  // of 16 bytes, in a row of the chunk
+  static constexpr int kRowsAtOnce = kWarpgroup / kPacks;      // that the copying threads bring
   static_assert(kBytes <= 226 << 10 && kRowsAtOnce <= 8);
 };
 
@@ -158,7 +158,7 @@ struct TileBlock {
       const uint32_t to = tile_at(turn) + swizzled(own_row, pack % 8);
 #pragma unroll
       for (int row = 0; row < kTile; row += L::kRowsAtOnce) {  // own_row has no bit in common with any of these
-        copy_async_by(policy, (to ^ row % 8 << 4) + row * kSwizzledRow, from, row < left);
+        copy_async_by(policy, (to ^ ((row % 8) << 4)) + row * kSwizzledRow, from, row < left);
         from += L::kRowsAtOnce * p.dy_stride;
       }
       arrive_with_copies(full + 8 * turn.stage);
@@ -188,7 +188,7 @@ struct TileBlock {
     if (stage >= 0 && lane_index() == 0) barrier_arrive(empty + 8 * stage);
   }
 
-  // ---- by the first warpgroup: the chunk's sums of dlow, to `parts`
+  // ---- by the first warpgroup: the chunk's sums of dlow, to `low_parts`
   __device__ void make_low() const {
     Turn turn;
     const int warp = static_cast<int>(threadIdx.x) / 32, lane = lane_index();
