@@ -111,53 +111,53 @@ __device__ inline uint64_t tile_descriptor(uint32_t address) {
   return kSwizzle128 | kEightRows | kUnused | ((address & 0x3ffff) >> 4);
 }
 
-// sums[64 x N] += a[64 x 16] b[N x 16]^T in bf16, N twice as many as a thread has sums; without `add` they begin at zero. A
-// warp has 16 rows; a thread has of rows lane / 4 and that + 8, columns 8 j + 2 (lane % 4) and the next: sums[4 j], [4 j + 1],
-// and [4 j + 2], [4 j + 3]. turned_a, turned_b: what lies as rows of 64, or of N, for each of the 16 terms.
+// sums[64 x N] += a[64 x 16] b[N x 16]^T in bf16, N twice as many as a thread has sums. A warp has 16 rows; a thread has of
+// rows lane / 4 and that + 8, columns 8 j + 2 (lane % 4) and the next: sums[4 j], [4 j + 1], and [4 j + 2], [4 j + 3].
+// turned_a, turned_b: what lies as rows of 64, or of N, for each of the 16 terms.
 template <int turned_a = 0, int turned_b = 0>
-__device__ inline void multiply_tiles(float (&d)[4], uint64_t a, uint64_t b, bool add = true) {
+__device__ inline void multiply_tiles(float (&d)[4], uint64_t a, uint64_t b) {
   asm volatile(
-      "{\n\t.reg .pred add;\n\tsetp.ne.b32 add, %6, 0;\n\t"
+      "{\n\t.reg .pred add;\n\tsetp.eq.u32 add, 0, 0;\n\t"
       "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {"
       "%0, %1, %2, %3"
-      "}, %4, %5, add, 1, 1, %7, %8;\n\t}"
+      "}, %4, %5, add, 1, 1, %6, %7;\n\t}"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(turned_a), "n"(turned_b));
+      : "l"(a), "l"(b), "n"(turned_a), "n"(turned_b));
 }
 template <int turned_a = 0, int turned_b = 0>
-__device__ inline void multiply_tiles(float (&d)[8], uint64_t a, uint64_t b, bool add = true) {
+__device__ inline void multiply_tiles(float (&d)[8], uint64_t a, uint64_t b) {
   asm volatile(
-      "{\n\t.reg .pred add;\n\tsetp.ne.b32 add, %10, 0;\n\t"
+      "{\n\t.reg .pred add;\n\tsetp.eq.u32 add, 0, 0;\n\t"
       "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {"
       "%0, %1, %2, %3, %4, %5, %6, %7"
-      "}, %8, %9, add, 1, 1, %11, %12;\n\t}"
+      "}, %8, %9, add, 1, 1, %10, %11;\n\t}"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7])
-      : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(turned_a), "n"(turned_b));
+      : "l"(a), "l"(b), "n"(turned_a), "n"(turned_b));
 }
 template <int turned_a = 0, int turned_b = 0>
-__device__ inline void multiply_tiles(float (&d)[16], uint64_t a, uint64_t b, bool add = true) {
+__device__ inline void multiply_tiles(float (&d)[16], uint64_t a, uint64_t b) {
   asm volatile(
-      "{\n\t.reg .pred add;\n\tsetp.ne.b32 add, %18, 0;\n\t"
+      "{\n\t.reg .pred add;\n\tsetp.eq.u32 add, 0, 0;\n\t"
       "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {"
       "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
-      "}, %16, %17, add, 1, 1, %19, %20;\n\t}"
+      "}, %16, %17, add, 1, 1, %18, %19;\n\t}"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
         "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
-      : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(turned_a), "n"(turned_b));
+      : "l"(a), "l"(b), "n"(turned_a), "n"(turned_b));
 }
 template <int turned_a = 0, int turned_b = 0>
-__device__ inline void multiply_tiles(float (&d)[32], uint64_t a, uint64_t b, bool add = true) {
+__device__ inline void multiply_tiles(float (&d)[32], uint64_t a, uint64_t b) {
   asm volatile(
-      "{\n\t.reg .pred add;\n\tsetp.ne.b32 add, %34, 0;\n\t"
+      "{\n\t.reg .pred add;\n\tsetp.eq.u32 add, 0, 0;\n\t"
       "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
       "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
       "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-      "}, %32, %33, add, 1, 1, %35, %36;\n\t}"
+      "}, %32, %33, add, 1, 1, %34, %35;\n\t}"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
         "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
         "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
         "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
-      : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(turned_a), "n"(turned_b));
+      : "l"(a), "l"(b), "n"(turned_a), "n"(turned_b));
 }
 
 // The same, where the sums so far count only if `add`.
