@@ -14,10 +14,10 @@ from surogate_core import engine
 from surogate_core.engine import cuda
 from surogate_core.plugins import get_manager
 
-FEATURES = {"avx2": "avx2", "avx512": "avx512f", "avx512bf16": "avx512bf16", "amx": "amxbf16"}
-"""What the CPU kernels of each name ask of the processor."""
-PREFIXES = {"avx512": "avx512f", "avx512bf16": "avx512bf16", "avx512_bf16": "avx512bf16", "amx": "amxbf16"}
-"""And of each name that begins so."""
+FEATURES = {
+    "avx2": "avx2", "avx512": "avx512f", "avx512bf16": "avx512bf16", "avx512_bf16": "avx512bf16", "amx": "amxbf16",
+}
+"""What the CPU kernels whose names begin so ask of the processor."""
 
 
 @cache
@@ -37,14 +37,13 @@ def names(op: str, backend: str = "cpu") -> list[str]:
 
 def runs_here(name: str) -> bool:
     """Whether this processor has the instructions that a CPU kernel of this name is written in."""
-    needed = [feature for prefix, feature in PREFIXES.items() if name.startswith(prefix)]
+    needed = [feature for prefix, feature in FEATURES.items() if name.startswith(prefix)]
     return all(engine.cpu_features()[feature] for feature in needed)
 
 
 def usable(op: str, among: tuple[str, ...] = ("avx2", "avx512", "avx512bf16")) -> list[str]:
     """The CPU kernels of an op, of the names in ``among``, that this processor runs."""
-    features = engine.cpu_features()
-    return [name for name in among if name in names(op) and features.get(FEATURES[name])]
+    return [name for name in among if name in names(op) and runs_here(name)]
 
 
 def choices(op: str, among: tuple[str, ...] = ("avx2", "avx512", "avx512bf16")) -> list[Any]:

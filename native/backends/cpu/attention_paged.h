@@ -379,14 +379,13 @@ class Paged {
       const StripRange range(s.columns, strip, key, padded);
       if (range.empty()) continue;
       A::product(s.logits, kWidth, s.k + range.begin * dims_.padded_head_dim, dims_.padded_head_dim,
-                               s.q + strip * dims_.padded_head_dim, range.size(), dims_.padded_head_dim, false);
+                 s.q + strip * dims_.padded_head_dim, range.size(), dims_.padded_head_dim, false);
       if (dims_.softcap > 0.0f) tanh_rows(s.logits, range.size(), dims_.tanh_factor());
       float *o = s.part_o + strip * dims_.padded_value_dim;
       softmax_strip(s.logits, s.weights, range.size(), dims_.logit_factor(), range.masked,
                     static_cast<float>(key + range.begin), s.columns.low + strip, s.columns.high + strip,
                     s.part_peak + strip, s.part_total + strip, o, dims_.padded_value_dim);
-      A::product(o, kWidth, s.v + range.begin, kKeyBlock, s.weights, dims_.padded_value_dim, range.size(),
-                               true);
+      A::product(o, kWidth, s.v + range.begin, kKeyBlock, s.weights, dims_.padded_value_dim, range.size(), true);
     }
   }
 

@@ -8,8 +8,8 @@ namespace {
 
 using namespace low_rank;
 
-constexpr int kMostBlocks = 132;    // that are wanted at once: the multiprocessors of an H100 or H200
-constexpr int kManyColumns = 512;   // of dy: with fewer `one_pass` is ahead
+constexpr int kMostBlocks = 132;   // that are wanted at once: the multiprocessors of an H100 or H200
+constexpr int kManyColumns = 512;  // of dy: with fewer `one_pass` is ahead
 
 // How the work is cut, by shape alone.
 struct Cut {

@@ -53,19 +53,20 @@ struct SumList {
   Sum sum[kMostSums];
   int sums = 0, blocks = 0;
 
-  void add(const float *first, void *to, int64_t fours, int64_t count, int64_t each, int64_t rank, const sg_tensor &like,
-           bool is_low) {
-    const int groups = count * each <= kBatch ? 1 : count * each <= 2 * kBatch ? 2 : kMostGroups;
-    sum[sums++] = {reinterpret_cast<const float4 *>(first), to, fours, row_stride(like), static_cast<int>(count),
-                   static_cast<int>(each), static_cast<int>(rank / 8), static_cast<int>(like.shape[0]), groups, blocks,
-                   is_low};
-    blocks += static_cast<int>(ceil_div(fours, kThreads / groups));
-  }
   void add_low(const float *first, int64_t fours, int64_t count, const Branch &branch) {
-    add(first, branch.dlow.data, fours, count, 1, branch.rank, branch.dlow, true);
+    add(first, fours, count, 1, branch.dlow, true);
   }
   void add_weight(const float *first, int64_t fours, int64_t count, int64_t each, const Branch &branch) {
-    add(first, branch.db.data, fours, count, each, branch.rank, branch.db, false);
+    add(first, fours, count, each, branch.db, false);
+  }
+
+ private:
+  void add(const float *first, int64_t fours, int64_t count, int64_t each, const sg_tensor &to, bool is_low) {
+    const int groups = count * each <= kBatch ? 1 : count * each <= 2 * kBatch ? 2 : kMostGroups;
+    sum[sums++] = {reinterpret_cast<const float4 *>(first), to.data, fours, row_stride(to), static_cast<int>(count),
+                   static_cast<int>(each), static_cast<int>(to.shape[1] / 8), static_cast<int>(to.shape[0]), groups, blocks,
+                   is_low};
+    blocks += static_cast<int>(ceil_div(fours, kThreads / groups));
   }
 };
 
