@@ -101,9 +101,11 @@ int32_t tiles_run(const sg_call *call) {
   return launched(call);
 }
 
+#ifdef SUROGATE_HOPPER
 constexpr sg_kernel low_rank_grad_tiles =
     describe_kernel("low_rank_grad", "tiles", -1, tiles_supports, tiles_workspace, tiles_run);
 SG_REGISTER_KERNEL(low_rank_grad_tiles);
+#endif
 
 }  // namespace
 }  // namespace sg::cuda
