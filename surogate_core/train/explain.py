@@ -152,16 +152,20 @@ def _copied(prepared: Prepared) -> str:
 def _kernel_paths(planned: dict[str, Any], backend: str) -> list[tuple[str, bool, str]]:
     """Each kind of kernel of the backend: in how many instructions it runs, or why in none."""
     used = Counter(i["kernel"] for i in planned["instructions"])
-    outranked = {name for i in planned["instructions"] for name, _, score in i["candidates"] if score > 0}
+    taken = {(i["kernel"], i["op"]) for i in planned["instructions"]}
+    outranked = {(name, i["op"]) for i in planned["instructions"] for name, _, score in i["candidates"] if score > 0} - taken
     features = engine.cpu_features()
     paths = []
     if backend == "cuda" and cuda.without_cudnn() is not None:
         paths.append(("attention through cuDNN", False, str(cuda.without_cudnn())))
     for name in sorted({k["name"] for k in engine.kernels() if k["backend"] == backend}):
         lacking = [feature for feature, has in features.items() if feature.startswith(name.split("_")[0]) and not has]
+        ops = sorted(op for kernel, op in outranked if kernel == name)
         if used.get(name):
-            paths.append((f"{name} kernels", True, f"{used[name]} instructions"))
-        elif name in outranked:
+            # On a device a name is a way to compute, which several ops have; on a CPU what a processor has.
+            others = f"; faster kernels take {', '.join(ops)}" if ops and backend == "cuda" else ""
+            paths.append((f"{name} kernels", True, f"{used[name]} instructions{others}"))
+        elif ops:
             paths.append((f"{name} kernels", False, "faster kernels take all these calls"))
         elif lacking:
             paths.append((f"{name} kernels", False, f"this processor lacks {', '.join(lacking)}"))

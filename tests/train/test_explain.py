@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from types import SimpleNamespace
 
 import pytest
@@ -109,6 +110,21 @@ def test_a_kernel_that_another_outranks_is_told_from_one_that_has_no_call(root):
         "faster kernels take all these calls", "they take none of this program's calls",
         *(why for _, (_, why) in found.items() if why.startswith("this processor lacks"))}
     assert found["avx2 kernels"][1] == "faster kernels take all these calls" or found["avx2 kernels"][0]
+
+
+def test_a_name_that_two_ops_have_may_be_outranked_in_one(root, monkeypatch):
+    monkeypatch.setattr(engine, "kernels", lambda: [{"name": name, "backend": "cuda"} for name in ("tiles", "cudnn", "flash")])
+    prepared = prepare(runs.config(root), "sft")
+    prepared = dataclasses.replace(prepared, config=prepared.config.model_copy(update={"backend": "cuda"}))
+    candidates = {"low_rank_grad": ["tiles"], "attention_grad": ["cudnn", "tiles", "flash"]}
+    planned = {"instructions": [
+        {"op": op, "kernel": names[0], "candidates": [(name, "cuda", 9 - n) for n, name in enumerate(names)]}
+        for op, names in candidates.items()
+    ]}
+    found = {name: (on, why) for name, on, why in explaining.fast_paths(prepared, planned)}
+    assert found["tiles kernels"] == (True, "1 instructions; faster kernels take attention_grad")
+    assert found["cudnn kernels"] == (True, "1 instructions")
+    assert found["flash kernels"] == (False, "faster kernels take all these calls")
 
 
 def test_products_that_the_library_refuses_are_told(root):
