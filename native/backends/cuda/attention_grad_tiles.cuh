@@ -75,17 +75,6 @@ __device__ __forceinline__ void store_sums(unsigned char *shared, int part_bytes
 // the multiprocessor's scalar unit, and not moved there one by one.
 __device__ inline int uniform(int value) { return __shfl_sync(0xffffffffu, value, 0); }
 
-// A place in a ring of `stages`.
-template <int stages>
-struct Turn {
-  int stage = 0;
-  uint32_t parity = 0;
-
-  __device__ void next() {
-    if (++stage == stages) stage = 0, parity ^= 1;
-  }
-};
-
 #endif  // SG_HOPPER
 
 }  // namespace sg::cuda::attention_tiles

@@ -56,6 +56,21 @@ __device__ inline void barrier_wait(uint32_t barrier, uint32_t parity) {
       : "memory");
 }
 
+// A place in a ring of `stages`, and the parity of the phase in which its barrier says that it is full.
+template <int stages>
+struct Turn {
+  int stage = 0;
+  uint32_t parity = 0;
+
+  __device__ void next() {
+    if (++stage == stages) stage = 0, parity ^= 1;
+  }
+  __device__ void skip(int count) {
+    stage += count;
+    if (stage >= stages) stage -= stages, parity ^= 1;
+  }
+};
+
 // The tile of a map from column `x` of row `y` on; what lies outside of the operand becomes zeros. The barrier counts all
 // of its bytes.
 __device__ inline void copy_tile(uint32_t to, const void *map, int x, int y, uint32_t barrier) {

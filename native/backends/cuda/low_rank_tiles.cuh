@@ -110,17 +110,8 @@ struct TileBlock {
     __syncthreads();
   }
 
-  // A place in the ring.
-  struct Turn {
-    int stage = 0;
-    uint32_t parity = 0;
+  using Turn = cuda::Turn<L::kStages>;  // a place in the ring
 
-    __device__ void next() { skip(1); }
-    __device__ void skip(int stages) {
-      stage += stages;
-      if (stage >= L::kStages) stage -= L::kStages, parity ^= 1;
-    }
-  };
   __device__ uint32_t tile_at(const Turn &turn) const { return ring + turn.stage * kTileBytes; }
   __device__ int low_place(int row_tile) const { return (row_tile - first) % L::kLows; }
   __device__ uint32_t low_of(int row_tile) const { return lows + low_place(row_tile) * L::kLowBytes; }
@@ -199,7 +190,7 @@ struct TileBlock {
       float sums[RANK / 2] = {};
       int before = -1;
 #pragma unroll
-      for (int m = 0; m < kTiles; ++m, turn.next()) {
+      for (int m = 0; m < kTiles; ++m, turn.skip(1)) {
         wait_for_tile(turn);
         const uint64_t dy = tile_descriptor(tile_at(turn));
         products_begin();
@@ -233,7 +224,7 @@ struct TileBlock {
       const uint64_t low = narrow_descriptor<L::kNarrowRow>(low_of(row_tile));
       barrier_wait(low_full(row_tile), (row_tile - first) / L::kLows & 1);
 #pragma unroll
-      for (int m = 0; m < kTiles; ++m, turn.next()) {
+      for (int m = 0; m < kTiles; ++m, turn.skip(1)) {
         wait_for_tile(turn);
         const uint64_t dy = transposed_descriptor(tile_at(turn), kTileBytes);
         products_begin();
