@@ -44,8 +44,7 @@ class Call:
         engine.load_backend("cuda")
         generator = np.random.Generator(np.random.SFC64(3))
         self.dim, self.starts = dim, np.array(starts, np.int32)
-        self.row = (HEADS + 2 * KV_HEADS) * dim + APART
-        self.joined = bf16(generator.standard_normal((starts[-1], self.row), np.float32))
+        self.joined = bf16(generator.standard_normal((starts[-1], (HEADS + 2 * KV_HEADS) * dim + APART), np.float32))
         self.do = bf16(generator.standard_normal((starts[-1], HEADS, dim), np.float32))
         attrs = {"scale": dim**-0.5, "causal": 1, "window": 0, "softcap": 0.0}
         self.attrs = {**attrs, "max_length": max_length, "deterministic": 1}

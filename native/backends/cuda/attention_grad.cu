@@ -12,6 +12,7 @@
 // bf16: a warp owns rows, so that what one product gives is, rounded, the left operand of the next: weights and their
 // gradients stay in registers, but for what two warps exchange that share the keys of heads of 128. The next tile of
 // the loop arrives while one is multiplied. Both kinds of blocks are started by one launch.
+#include "attention_grad_call.cuh"
 #include "attention_grad_f32.cuh"
 #include "attention_tile.cuh"
 
@@ -429,17 +430,12 @@ void start_backward(const sg_call *call, const AttentionShape &shape, const Back
   start_stages<DIM, DIM <= 128 ? 2 : 1, CAPPED>(call, shape, operands);
 }
 
-bool same_heads(const sg_tensor *t, const sg_tensor *like) { return is_heads(t, like->dtype) && same_shape(t, like); }
-
 int32_t supports(const sg_call *call) {
-  const sg_tensor *q = input(call, 1), *k = input(call, 2), *v = input(call, 3), *o = input(call, 4);
-  if (!attention_supported(call, q, k, v, input(call, 6)) || !is_lse(input(call, 5), q)) return 0;
-  if (!is_heads(o, q->dtype) || o->shape[0] != q->shape[0] || o->shape[1] != q->shape[1]) return 0;
-  if (o->shape[2] != v->shape[2] || !same_heads(input(call, 0), o)) return 0;
-  if (!same_heads(output(call, 0), q) || !same_heads(output(call, 1), k) || !same_heads(output(call, 2), v)) return 0;
-  const bool wide = std::max(q->shape[2], v->shape[2]) > kMaxTiledHeadDim;
+  const AttentionGradCall c(call);
+  if (!attention_grad_supported(call, c)) return 0;
+  const bool wide = std::max(c.q->shape[2], c.v->shape[2]) > kMaxTiledHeadDim;
   if (wide && kBackwardBytesF32<kMaxHeadDim> > device().shared_memory) return 0;
-  return q->dtype == SG_BF16 ? 20 : 10;
+  return c.q->dtype == SG_BF16 ? 20 : 10;
 }
 
 size_t workspace(const sg_call *call) {

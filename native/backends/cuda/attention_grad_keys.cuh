@@ -140,7 +140,7 @@ struct KeyRows {
   __device__ __forceinline__ KeyRows(const KeyBlock<DIM> &of, int number)
       : block(of), own(number), bounds(bounds_of(of.ranges() + number * kTile, kTile)) {
     const int tile = block.first / kTile + own;
-    has_places = tile < block.between.tiles && block.between.first_place[0] >= 0;
+    has_places = tile < block.between.tiles && block.between.fits();
     barrier_wait(block.keys_full, 0);
     if constexpr (L::kHolds) {
       hold(keys, 0);
@@ -185,7 +185,7 @@ struct KeyRows {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const TokenRange range = block.ranges()[own * kTile + warp_row() + 8 * i + lane_index() / 4];
-      factor[i] = range.begin < range.end && block.between.first_place[0] >= 0 ? scale : not_a_number();
+      factor[i] = range.begin < range.end && block.between.fits() ? scale : not_a_number();
     }
     const int rows = own * kTile;
     store_sums<DIM>(block.shared + at + rows * kSwizzledRow, L::kKeyPart, sums, factor, to.head(block.kv_head),

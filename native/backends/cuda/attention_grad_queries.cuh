@@ -67,7 +67,7 @@ struct QueryBlock {
     const int number = job * blocks + (job % 2 == 0 ? own : blocks - 1 - own);
     ++job;
     if (number >= between.query_blocks * heads) return false;
-    const bool valid = between.first_place[0] >= 0;
+    const bool valid = between.fits();
     head = number % heads;
     tile = between.query_order[number / heads] * L::kTiles;
     last = min(tile + L::kTiles, between.tiles) - 1;
@@ -157,7 +157,7 @@ struct QueryBlock {
   __device__ __forceinline__ void leave(const Sums &sums, int own, int index, const HeadRows<bf16> &dq) const {
     const int first = (tile + index) * kTile;
     const int row = static_cast<int>(threadIdx.x) % kWarpgroup / 32 * 16 + lane_index() / 4;
-    const bool valid = between.first_place[0] >= 0;
+    const bool valid = between.fits();
     float factor[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {

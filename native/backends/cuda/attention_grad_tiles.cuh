@@ -39,6 +39,8 @@ struct Between {
   int *lengths;              // scratch, of as many as the larger of these
   int padded, tiles, query_blocks;  // tokens, a multiple of kBlockKeys; tiles and blocks that have any
   int64_t places;                   // of a head
+
+  __device__ bool fits() const { return first_place[0] >= 0; }
 };
 
 #if SG_HOPPER
